@@ -26,8 +26,8 @@ class MetricsThread:
         storage: str = "",
         interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        """`settings` is None if metrics are off. `role` and `name`: the labels of the series `raymq_up`. `broker` and
-        `storage`: values of two labels that all series of this process get."""
+        """`settings`: the settings of metrics, or None if metrics are off. `role` and `name`: the labels of the series
+        `raymq_up`. `broker` and `storage`: values of two labels that all series of this process get."""
         self._sources = (lambda reporter: reporter.gauge("raymq_up", 1, role=role, name=name), *sources)
         self._interval_s = interval_s
         self._stop = threading.Event()

@@ -44,8 +44,8 @@ from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
-"""Time, in seconds, after a restart of the NameServer within which every living broker registers again, because its
-heartbeat was answered with "unknown"."""
+"""Time in seconds after a restart of the NameServer. Within this time every living broker registers again, because the
+NameServer answers the broker's next heartbeat with "unknown"."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class NameServer:
             return self._table.heartbeat(broker_name, data_version, time.monotonic())
 
     def unregister_broker(self, broker_name: str) -> None:
-        """Remove a broker that shuts down."""
+        """Remove a broker, which is shutting down, from the route table."""
         with self._lock:
             self._table.unregister(broker_name)
 
@@ -157,8 +157,8 @@ class NameServer:
             return self._table.clusters()
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Mark a broker's topics as not writable until the broker registers a change. Returns the number of these
-        topics."""
+        """Mark the topics of a broker as not writable in the routes, until the broker registers changed topics. Returns
+        the number of these topics."""
         with self._lock:
             return self._table.wipe_write_perm(broker_name)
 

@@ -45,15 +45,16 @@ REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 ROUTES_AT_ONCE: Final = 500
 """Maximum number of topics in one request for routes."""
 TOPIC_GONE_AFTER_S: Final = 30.0
-"""A topic counts as deleted after the NameServers have not had it for this many seconds. Restarted NameServers have no
-topics until brokers have registered."""
+"""If no NameServer has a topic for this many seconds, the topic counts as deleted. A shorter absence proves nothing:
+restarted NameServers have no topics until brokers have registered."""
 FORGET_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Rebalance:
-    """The actor that serves one RebalanceServer, number `index` of `servers` actors."""
+    """The Ray actor that runs a RebalanceServer. The cluster has `servers` such actors; `index` is the number of this
+    one."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class Rebalance:
     def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
         """Record members' heartbeats, each with its group, and return an answer for each heartbeat.
 
-        An answer has the queues that the member may hold (`GroupAssignment`), or states that they are unchanged
-        (`SteadyAnswer`). Otherwise it has the reason why the member may hold no queues.
+        An answer has the queues that the member is allowed to hold (`GroupAssignment`), or states that they are
+        unchanged (`SteadyAnswer`). Otherwise it has the reason why the member must not hold any queue now.
         """
         answers, incomplete = [], False
         for group, heartbeat in heartbeats:
@@ -133,7 +134,8 @@ class Rebalance:
                 try:
                     with self._looking:
                         register.run(lease.look(time.monotonic, time.time_ns))
-                # Ray may raise any error if its GCS does not answer; a slot that is not confirmed expires by itself
+                # Ray may raise any error if its GCS does not answer; a slot (a share of all groups) whose lease is not
+                # confirmed expires by itself
                 except Exception:
                     logger.exception("cannot read the register entry of slot %d; the next round retries", slot)
                 if lease.held != held:
@@ -200,8 +202,8 @@ class Rebalance:
 
 
 def _machine_rooms(route: TopicRoute) -> dict[str, str]:
-    """Return the machine room of each broker, by broker name: the Ray node of the storage actor of the broker's
-    master."""
+    """Return the machine room of each broker, by broker name. The room is the Ray node on which the storage actor of
+    the broker's master runs."""
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 

@@ -23,8 +23,8 @@ while that many newer incarnations start."""
 
 
 def run(look: Look) -> None:
-    """Execute the register calls that the generator `look` yields. Waits for the GCS as long as Ray does; raises Ray's
-    errors."""
+    """Execute the calls to the register (a key-value store in Ray's GCS) that the generator `look` yields, and send it
+    their results. Waits for the GCS as long as Ray does; raises Ray's errors."""
     try:
         call = next(look)
         while True:

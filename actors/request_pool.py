@@ -56,7 +56,7 @@ class RequestKind(NamedTuple):
 
 
 class Timers(Protocol):
-    """The methods for setting timers that a lane's event loop has. A lane is a direct socket connection."""
+    """Interface for setting timers in the event loop that serves the lanes (direct socket connections)."""
 
     @property
     def is_own_thread(self) -> bool: ...
@@ -79,7 +79,8 @@ class WaterMarks:
         self._highest, self._longest_s = 0, 0.0
 
     def note(self, length: int, wait_s: float, now_s: float) -> None:
-        """Record the current length of the request queue, or how long (`wait_s`) a request has waited in it."""
+        """Record the present length of the request queue, or the time `wait_s` for which a request has waited in it.
+        The other argument is then 0. Of both figures, the highest value in each period is kept."""
         if length > self._length or wait_s > self._wait_s or now_s >= self._until_s:
             self._note(length, wait_s, now_s)
 
@@ -93,13 +94,13 @@ class WaterMarks:
             self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
 
     def since_start(self) -> tuple[int, float]:
-        """Return the highest number of requests of this kind that ever waited, and the longest wait in s, since the
-        server's start."""
+        """Return two values since the server's start: the maximum length of the request queue, and the longest wait in
+        it in s."""
         return self._highest, self._longest_s
 
     def last_minute(self, now_s: float) -> tuple[int, float]:
-        """Return the maximum length of the request queue, and the longest wait in it in s, over the last 60 to
-        70 s."""
+        """Return the maximum length of the request queue, and the longest time in s that a request waited in the queue.
+        Both are for the last 60 to 70 s."""
         with self._lock:
             recent = [slot for slot in self._slots if slot[0] + SLOT_S + SLOT_S * SLOTS > now_s]
         return max([slot[1] for slot in recent], default=0), max([slot[2] for slot in recent], default=0.0)
@@ -172,7 +173,8 @@ class RequestQueue:
         self._waiting.clear()
 
     def figures(self) -> RequestFigures:
-        """Return the current state of the request queue, its maximum length and its longest wait."""
+        """Return figures about the waiting requests: the queue's current state, its greatest length so far, and the
+        longest wait of a request."""
         now_s, waiting = self._clock(), self._waiting
         try:
             head_s = now_s - waiting[0].since_s
@@ -204,8 +206,8 @@ class RequestQueue:
             now_s = self._clock()
             waited_s = now_s - entry.since_s
             if waited_s < wait_s:
-                # Put the request back to the front of the queue. Wake a thread for it: a thread that looked while the
-                # request was removed found the queue empty.
+                # Put the request back to the front of the queue. Also wake a thread, because a thread may have found
+                # the queue empty while the request was not in it.
                 waiting.appendleft(entry)
                 self._pool.wake(self)
                 self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)

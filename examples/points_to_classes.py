@@ -48,7 +48,8 @@ def measure(count: int, seed: int) -> tuple[Points, Classes]:
 
 
 def send(mq: raymq.Client, points: Points) -> None:
-    """Send each point as a message."""
+    """Send one message for each point of the data set `points`. The message's body contains the point's
+    coordinates."""
     size = points.itemsize * points.shape[1]
     offsets = np.arange(0, points.nbytes + 1, size, dtype=np.int32)
     bodies = pa.Array.from_buffers(

@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _WatchedReplica:
-    """A replica that a thread of the Controller calls regularly. Has the replica's next order, and the error of the
-    last call."""
+    """A replica that a thread of the Controller calls regularly. `order`: the next order for the replica. `error`: the
+    error of the last call."""
 
     name: StorageName
     actor: ActorRef

@@ -22,8 +22,8 @@ class ControllerMetrics:
         self._elections: Counter[tuple[str, str]] = Counter()
 
     def note(self, before: Record | None, after: Record) -> None:
-        """Count a decision that was written to the journal. It counts as an election if its epoch differs from the
-        epoch of the previous decision."""
+        """Count an election if the Controller's decision `after` has another epoch than its previous decision `before`.
+        Called after a decision was written to the journal."""
         if before is None or before.epoch != after.epoch:
             self._elections[after.group, NO_MASTER if after.master is None else ELECTED] += 1
 

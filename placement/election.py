@@ -48,9 +48,9 @@ class Record:
     """A decision of the Controller about a broker group. The decision is written to the journal before the Controller
     acts on it.
 
-    `elected_from`: the sync-state set from which the master was elected, as member to id of its directory; this set is
-    valid until the master leads. `incarnation`: the incarnation of the master's directory at the election, 0 if
-    unknown. `loss`: the acknowledged messages that the master lacked at the election, empty if none.
+    `elected_from`: the sync-state set from which the master was elected, which is valid until the master leads. It maps
+    each member to the id of the member's directory. `incarnation`: the incarnation of the master's directory at the
+    election, 0 if unknown. `loss`: the acknowledged messages that the master lacked at the election, empty if none.
     """
 
     group: str
@@ -175,7 +175,7 @@ class GroupControl:
 
     @property
     def able(self) -> frozenset[int]:
-        """The replicas of the group that may become master."""
+        """The replicas that may become the master of the group."""
         fixed = self.rules.fixed_master
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
@@ -306,8 +306,8 @@ class GroupControl:
         """Annul an election whose elected replica restarted before it led. Returns the group's record for the journal
         without this election, or an empty list if there is no such election.
 
-        The elected process has ended, and no other process executes its order to lead. So no message was acknowledged
-        in the epoch of this election, and any member of the previous sync-state set may be elected.
+        The elected process has ended, and its order to lead is not valid for any other process. So no message was
+        acknowledged in the epoch of this election, and any member of the previous sync-state set may be elected.
         """
         record = self.record
         assert record is not None
@@ -326,8 +326,8 @@ class GroupControl:
             self._due_since_s = now_s
         since_s = now_s if self._due_since_s is None else self._due_since_s
         graced = now_s - since_s >= self.rules.grace_s
-        # No message is acknowledged while the group has no master. So a report that was requested after the group lost
-        # its master shows all acknowledged messages of its replica.
+        # No message is acknowledged while the group has no master. So if a replica's report was requested after the
+        # group lost its master, the report counts all acknowledged messages that the replica has.
         fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
         if self.rules.fixed_master is None:
             stores, unclean = record.sync_state_set.stores, self.rules.unclean
@@ -367,9 +367,9 @@ class GroupControl:
                 "docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
-        # Refuse the fixed master because of a longer log only if no other replica led before. If another replica led,
-        # some member of the sync-state set has every acknowledged message, and a longer log contains messages that were
-        # never acknowledged.
+        # Suppose that another replica's log is longer than the fixed master's log. This is a reason to refuse the fixed
+        # master only if no other replica has led before. If another replica has led, some member of the sync-state set
+        # has every acknowledged message; the additional messages of the longer log were never acknowledged.
         if longer and record.master in (None, fixed):
             return (
                 f"replica {fixed} must lead (broker_role), but replica {names(longer)} has a longer log: the disk "
@@ -426,8 +426,8 @@ class GroupControl:
             )
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
-        # The lost journal may have contained a newer epoch, whose order to lead may still be in flight. Skip some
-        # epochs so that the new epoch is larger than any of them.
+        # The lost journal may have contained a newer epoch, and a replica may still receive the order to lead in it.
+        # Skip some epochs, so that the new epoch is larger than any epoch of the lost journal.
         epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}

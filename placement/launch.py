@@ -1,7 +1,7 @@
 """Executes a plan: starts the actors, waits until they answer, and stops them in an order that keeps data complete.
 
-Starting is idempotent: running actors are not touched. Each step has a deadline. If a step fails, the actors that the
-call has started are stopped again, so a failed start leaves no actors.
+Starting is idempotent: actors that already run are left as they are. Each step has a deadline. If a step of a start
+fails, the actors that this start has created are stopped again, so a failed start leaves no new actors.
 
 A separate program runs this module (placement.launcher_main), because Ray gives actors the import path of the program
 that created them. A user's program may have a folder called `storage`, which would hide raymq's package of the same

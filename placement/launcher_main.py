@@ -1,8 +1,8 @@
 """The program that starts, stops and inspects raymq's servers for `raymq.client.cluster.launcher`, which defines the
 protocol.
 
-`raymq.client.cluster.server_path` runs this program with `-P` from the root directory. So the import path of its Ray
-job contains only installed packages. The servers get the same import path.
+`raymq.client.cluster.server_path` runs this program with Python's option `-P` in the root directory. So the import path
+of the program's Ray job contains only installed packages. The servers inherit this import path from the job.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
 
 
 def _log_bytes(plan: Plan, nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the size in bytes of each planned store's log on the store's node, by storage actor."""
+    """Return the size in bytes of the log of each store in the plan, by the name of the storage actor. The size is 0 if
+    the actor's node has no such store."""
     stores = {node.node_id: node.stores for node in nodes}
     return {
         str(storage.name): stores.get(storage.node_id, {}).get(storage.settings.store_path_root_dir.name, 0)

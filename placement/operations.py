@@ -109,7 +109,7 @@ def balance(progress: ProgressCallback) -> dict[str, Any]:
     """Make the first in-sync replica by priority the master of each broker group. No append is lost.
 
     Returns when these replicas lead, or after BALANCE_WAIT_S. The result has two fields. `wanted`: by broker group, the
-    replica that should lead. `left`: the broker groups in which this replica does not lead yet.
+    replica that should lead. `left`: the broker groups whose wanted replica does not lead yet.
     """
     controller = _controller()
     wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)

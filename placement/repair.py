@@ -92,7 +92,8 @@ class Repair:
         return self._drain(nodes, present, groups)
 
     def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
-        """Return the reason why a replica without a storage actor must wait; empty if its actor may start now."""
+        """Return the reason why the Controller must not start a storage actor for a replica now; empty if it may start
+        one."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
         if any(not node.draining for node in holders):
             return ""

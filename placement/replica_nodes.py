@@ -107,7 +107,8 @@ def _zones(nodes: Iterable[Node]) -> int:
 
 
 class _Plan:
-    """The nodes chosen for replicas so far. Chooses the node of the next replica by the placement rules."""
+    """Remembers the nodes chosen for replicas so far, and chooses the node of the next replica by the placement
+    rules."""
 
     def __init__(self, nodes: Sequence[Node], *, spread: bool, zones: int) -> None:
         self._nodes = nodes

@@ -27,7 +27,7 @@ class StoragePlan:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def on(self, node: Node) -> StoragePlan:
-        """Return a copy of this replica's plan that places the replica on another node."""
+        """Return a copy of this replica's plan with another node for the replica."""
         return replace(self, node_id=node.node_id, store_host=(node.ip, self.store_host[1]))
 
 

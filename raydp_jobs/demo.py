@@ -174,8 +174,9 @@ class DelayTotals:
         self._figures = {"folded": 0, "out of order": 0, "moved": 0}
 
     def fold(self, queue: str, rows: list[tuple[int, int, str, str, float, float]]) -> None:
-        """Add the delays of flights from one queue, in offset order. Each row has the offset, the row number in the
-        file, the tail number, the origin, the departure delay and the arrival delay."""
+        """Add the delays of flights to this actor's totals by origin. The flights are the messages of one queue, in
+        offset order; rows below the queue's next offset are skipped. Each row has the offset, the row number in the
+        file, the aircraft's tail number, the origin, the departure delay and the arrival delay."""
         for offset, row, tail, origin, departure, arrival in rows:
             if offset < self._next_offset.get(queue, 0):
                 continue
@@ -240,7 +241,7 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
     return figures
 
 
-# Pull consumer. It reads only the messages with the tags of two carriers, from the demo's flights.
+# Pull consumer. It reads only the messages about the flights of two airlines (carriers), which it selects by tag.
 
 
 def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
@@ -270,7 +271,7 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
     return figures
 
 
-# Spark: computes the results per carrier
+# The part of the demo that uses Spark: it computes the results per carrier (airline)
 
 
 def spark_figures(client: Client) -> Figures:

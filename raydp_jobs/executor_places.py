@@ -62,7 +62,7 @@ class ExecutorSize:
         return {name: amount for name, amount in wanted.items() if amount}
 
     def fits(self, resources: Resources) -> int:
-        """Return how many executors of this size fit on a node. `resources`: the node's resources, as amounts
+        """Return the number of executors of this size that fit on a node. `resources`: the node's resources, as amounts
         by name."""
         return int(min(resources.get(name, 0.0) // amount for name, amount in self.bundle.items()))
 
@@ -152,7 +152,8 @@ def nodes_of(group: PlacementGroup) -> list[str]:
 
 
 def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
-    """Return how many of `count` executors fit on the preferred nodes `wanted`. Logs a warning if not all fit."""
+    """Return the number of executors that fit on the preferred nodes `wanted`, at most `count`. Logs a warning if fewer
+    than `count` fit."""
     if not wanted:
         return 0
     deadline_s = time.monotonic() + _SETTLE_S

@@ -35,8 +35,8 @@ APP_MASTER: Final = "RAY_APP_MASTER"
 
 
 def check_raydp(installed: str | None = None) -> None:
-    """Raise ClientStateError if the installed RayDP is another version than this module was checked with. `installed`:
-    the version; by default the version of the installed package."""
+    """Raise ClientStateError if the installed RayDP has another version than the one with which this module was
+    checked. `installed`: the version; by default the version of the installed package."""
     found = version("raydp") if installed is None else installed
     if found.split(".")[:2] != RAYDP_VERSION.split(".")[:2]:
         raise ClientStateError(
@@ -124,8 +124,8 @@ def _remove_unpacked(pid: int) -> None:
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        # Without /proc/PID/maps, the JVM's directory of libraries is unknown, so nothing is deleted. The JVM has ended,
-        # or this system is not Linux.
+        # /proc/PID/maps cannot be read if the JVM has ended, or if this system is not Linux. The JVM's directory of
+        # libraries is then unknown, so nothing is deleted.
         return
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)

@@ -235,7 +235,8 @@ def _check_process(ray_data: bool) -> None:
             raise ClientStateError(
                 "this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset this variable"
             )
-        _end_driver_jvm(gateway)  # This JVM belongs to a stopped session, and lacks RayDP's classes.
+        # This process still has the JVM of a stopped Spark session. End the JVM, because it lacks RayDP's classes.
+        _end_driver_jvm(gateway)
     if ray_data and _actor(APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "this Ray cluster already runs a Spark session with ray_data=True; only one may run at a time: end it first"
@@ -266,8 +267,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_as_before() -> Iterator[None]:
-    """Restore the present ctrl-C handler at the end of the `with` block. PySpark replaces it: its handler requests the
-    JVM to cancel jobs, even if the JVM has ended."""
+    """Restore the present ctrl-C handler at the end of the `with` block. PySpark installs a handler of its own, which
+    requests the JVM to cancel jobs, even if the JVM has ended."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -82,5 +82,5 @@ def spare_archives() -> None:
 
 
 def _keep() -> None:
-    """Replaces the method that drops a zip archive's cached file list: does nothing, because the archive has not
-    changed."""
+    """Stand-in for the method that drops the cached file list of a zip archive. It does nothing, because the archive
+    has not changed."""

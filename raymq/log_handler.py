@@ -82,8 +82,8 @@ class RaymqHandler(logging.Handler):
             raise InvalidArgumentError(f"level must be a logging level, as a number or a name: {error}") from None
         self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
         self._changed = threading.Condition()
-        """Guards the buffer of waiting messages, the counts of log records, and the flag that the handler is
-        closing."""
+        """Condition that guards the buffer of waiting messages, the counts of log records, and the flag that the
+        handler is closing."""
         self._buffer: deque[Message] = deque()
         self._unsent = 0
         self._sent = self._failed = self._dropped = self._dropped_told = 0

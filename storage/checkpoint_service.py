@@ -84,10 +84,10 @@ class CheckpointService:
         """Flush the queue files. Then write the checkpoint: the store times and log offsets up to which the log and the
         queues are on disk. Take a snapshot if one is due.
 
-        After a `thorough` flush, every unit that was written before the call is on disk, even if an earlier flush wrote
-        it. A flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
-        recovery then uses the previous checkpoint. Raises NoRoomError if the disk is full; the queues are flushed all
-        the same.
+        A `thorough` flush puts every unit on disk that was written before the call. This includes the units of queues
+        that an earlier flush skipped. A flush that is not thorough becomes thorough if a thorough flush is due. Raises
+        OSError if the disk fails; recovery then uses the previous checkpoint. Raises NoRoomError if the disk is full;
+        the queues are flushed all the same.
         """
         self._stats.take_sample(time.monotonic())
         self._stats.save_days(time.monotonic())
@@ -96,7 +96,8 @@ class CheckpointService:
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
     def forget_snapshot(self) -> None:
-        """Take the next snapshot soon, because the last snapshot's checksum covers bytes that have changed."""
+        """Make the next snapshot soon. Called after a change of log bytes that the last snapshot's checksum covers,
+        because the checksum no longer matches."""
         with self._run_lock:
             self._snapshot_end = -1
 
@@ -125,7 +126,8 @@ class CheckpointService:
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
-            # Skip a queue with fewer than `least_pages` dirty pages; the next thorough flush writes these pages.
+            # Skip a queue with fewer than `least_pages` dirty pages; the next flush without such a limit writes these
+            # pages.
             least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
@@ -144,8 +146,8 @@ class CheckpointService:
                 if not self._gate.wait_flushed(end):
                     return
                 parts.deliveries.save(deliveries, parts.config)
-            # Write the snapshot before the checkpoint. With the new checkpoint, recovery starts its log scan later. The
-            # producers' earlier sequences are then only in the snapshot.
+            # Write the snapshot before the checkpoint. With the new checkpoint, recovery no longer scans the earlier
+            # part of the log. It then finds the producers' earlier sequence numbers only in the snapshot.
             if producers is not None and self._gate.wait_flushed(end):
                 try:
                     snapshot = take_snapshot(

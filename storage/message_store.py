@@ -322,8 +322,8 @@ class MessageStore:
         return self._parts.visibility.visible_offset
 
     def show(self, physical_offset: int) -> None:
-        """Make the stored messages before a physical offset visible to consumers. Only for a store that was opened with
-        `on_stored`."""
+        """Make the stored messages before a physical offset visible to consumers. Call this method only if the store
+        was opened with `on_stored`."""
         self.gate.show(physical_offset)
         self.compaction.note_shown(physical_offset)
 

@@ -11,7 +11,7 @@ from enum import IntFlag
 
 
 class RunningFlag(IntFlag):
-    """A reason why a store must not be read or written."""
+    """A state of the store in which reads, or some writes, are not allowed."""
 
     NOT_READABLE = 1
     NOT_WRITABLE = 2
@@ -32,15 +32,15 @@ A disk that is too full for messages, or for the index, still has space for offs
 consumers can continue.
 """
 AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL | RunningFlag.INDEX_ERROR
-"""The running flags that forbid appending a master's log chunks that contain messages. A fenced store accepts only a
-master's log chunks.
+"""The running flags that forbid appending a master's log chunks that contain messages. The flag FENCED is not among
+them, because a fenced store accepts a master's log chunks, and no other appends.
 
 A replica's disk may be fuller than its master's disk. So half of the space that is left on a full disk is reserved for
 chunks.
 """
 AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
-"""The running flags that forbid appending chunks of a master's log whose records all belong to a broker's own state (no
-users' messages)."""
+"""The running flags that forbid appending a chunk that was copied from the master's log. They apply if all records of
+the chunk belong to a broker's own state (no users' messages)."""
 
 
 class RunningFlags:
@@ -48,7 +48,7 @@ class RunningFlags:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The set running flags, each with the reason why it was set. Changed only under the lock, so that `any_set`
+        # The running flags that are set now, each with the reason. Changed only under the lock, so that `any_set`
         # agrees with these reasons.
         self._reasons: dict[RunningFlag, str] = {}
         self.any_set = False
@@ -78,7 +78,7 @@ class RunningFlags:
 
     @property
     def bits(self) -> int:
-        """The set running flags as one number, with RocketMQ's bit values."""
+        """The running flags that are set now, as one number with RocketMQ's bit values."""
         return sum(map(int, self._reasons.copy()))
 
     @property

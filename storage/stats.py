@@ -1,9 +1,9 @@
 """The counters of a store: puts and gets, their durations, and their rates in the last seconds and minutes.
 
 All counters start when the store opens, except the daily totals, which are in a file and continue after a restart. The
-names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and so are the daily totals: ``msgPutTotalTodayNow
-- msgPutTotalTodayMorning`` messages were put since midnight, ``msgPutTotalTodayMorning - msgPutTotalYesterdayMorning``
-on the day before.
+names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and the daily totals are counted as in RocketMQ.
+``msgPutTotalTodayNow - msgPutTotalTodayMorning`` is the number of messages that were put since midnight.
+``msgPutTotalTodayMorning - msgPutTotalYesterdayMorning`` is the number of the day before.
 
 Gets are messages that fetches found, and messages that clients on the store's node read in the mapped files
 (`count_reads`): clients report these messages with their next request.
@@ -158,7 +158,8 @@ class StoreStats:
         self._put_max_ms = self._get_max_ms = 0.0
         self._today = today
         self._day = today()
-        # Total messages put and fetched up to the beginning of yesterday, and up to the beginning of today.
+        # Number of messages put and number of messages fetched, in total, up to the beginning of yesterday, and up to
+        # the beginning of today.
         self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
         # Total messages put and fetched before the store was opened.
         self._before = _DayTotals(0, 0)
@@ -186,15 +187,16 @@ class StoreStats:
     def count_put(
         self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of one batch, as `count_puts` does. The append's figures are only added to a list; later all
-        figures in the list are counted together."""
+        """Count an append of one batch, as `count_puts` does. To save time, this method only adds the append's figures
+        to a list. The figures of many appends are later added to the statistics together."""
         self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
                 self._count_noted()
 
     def _count_noted(self) -> None:
-        """Add the appends that `count_put` has collected to the store's statistics. The caller holds the lock."""
+        """Count the appends that `count_put` has only noted in a list, in the store's statistics. The caller holds the
+        lock."""
         noted = [self._puts.popleft() for _ in range(len(self._puts))]
         for topic, messages, size, _, kind in noted:
             if messages:
@@ -233,8 +235,8 @@ class StoreStats:
                 self._received.pop((topic, kind), None)
 
     def received(self) -> dict[tuple[str, PutKind], TopicPuts]:
-        """Return the numbers of messages and bytes that were put, by topic and kind of put. Copies from other replicas
-        are not counted."""
+        """Return the numbers of messages and bytes that were stored, by topic and by the way in which they were stored
+        (PutKind). Copies from other replicas are not counted."""
         with self._lock:
             self._count_noted()
             return {key: TopicPuts(*counts) for key, counts in self._received.items()}
@@ -314,8 +316,9 @@ class StoreStats:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """If a new day has begun, store `totals` as the totals at the beginning of today. The totals at the beginning
-        of yesterday are then the ones stored yesterday. If no call was made yesterday, `totals` stand for them, too."""
+        """If a new day has begun, store `totals` as the totals at the beginning of today. The totals that were stored
+        yesterday become the totals at the beginning of yesterday. If no totals were stored yesterday, `totals` are used
+        for yesterday, too."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1

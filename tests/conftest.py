@@ -42,8 +42,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # tests, which takes 13 s of processor time in each worker; the cache saves this time in the next run.
 sys.dont_write_bytecode = False
 
-# Restore the ctrl-C handler. A shell's background job ignores ctrl-C, and programs that tests start would inherit this,
-# so that tests could not interrupt them.
+# Restore the ctrl-C handler. A shell's background job ignores ctrl-C. Programs that the tests start would ignore it
+# too, so the tests could not interrupt these programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -225,10 +225,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class SharedCluster:
-    """An embedded raymq in a sandbox, which test modules use one after another.
+    """An embedded raymq in a sandbox. Several test modules share it, one module after another.
 
-    The cluster starts for the first module that needs it. It ends before the first module that does not need it, and
-    the sandbox is then checked.
+    The cluster starts for the first module that needs it. It ends before the first module that does not need it. Then
+    the sandbox is checked.
     """
 
     def __init__(self) -> None:

@@ -165,8 +165,8 @@ def _installed(folder: Path, interpreter: str, lock: str, *, short: bool = False
 
 
 def run_steps(run: PythonRun) -> None:
-    """Run all tests and the demo with the run's Python interpreter. Stores the seconds and the names of the failed
-    steps in the run."""
+    """Run all tests and the demo with the Python interpreter of `run`. Stores the total duration in seconds, and the
+    names of the failed steps, in `run`."""
     workers = ("--numprocesses", "2", "--dist", "loadscope", "-m", "not long", "-p", "no:cacheprovider")
 
     def steps(programs: Path) -> dict[str, list[str]]:

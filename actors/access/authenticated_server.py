@@ -159,8 +159,8 @@ class AuthenticatedServer:
         return cut(self._class, name, answer, self._visible_to(user))
 
     def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
-        """Raise an error unless the user who sent the lane request `request` may call `method` with these arguments
-        (raymq.remoting.lane.calls.Guard)."""
+        """Raise an error unless the user who sent `request` over a lane (direct socket connection) is allowed to call
+        `method` with these arguments (raymq.remoting.lane.calls.Guard)."""
         self.authorizer.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
 
     def portion(self, user: str) -> ReadLimit | None:
@@ -216,19 +216,19 @@ def authenticated_server() -> AuthenticatedServer | None:
 
 def lane_users() -> Users | None:
     """Return the users that may connect to this process's lanes (direct socket connections), for the `users` argument
-    of the lanes' server. None if access is off."""
+    of the lanes' server. Returns None if access control is off."""
     return _protected[0].authorizer.key_of if _protected else None
 
 
 def lane_meter() -> Consumption | None:
-    """Return the meter that counts the messages sent over this process's lanes (direct socket connections); None if
-    access is off."""
+    """Return the meter that counts the messages sent over this process's lanes (direct socket connections). Returns
+    None if access control is off."""
     return _protected[0] if _protected else None
 
 
 def lane_guard() -> Guard | None:
     """Return the function that authorizes each call over this process's lanes (direct socket connections), for the
-    `guard` argument. None if access is off."""
+    `guard` argument. None if access control is off."""
     return _protected[0].guard if _protected else None
 
 
@@ -245,7 +245,7 @@ def hand_on(access: ServerAccess) -> None:
 
 def access_for(server: str) -> dict[str, Any]:  # Any: the values of the keyword arguments have different types
     """Return the keyword argument that passes access settings to a server that this process starts; an empty dict if
-    access is off."""
+    access control is off."""
     if _protected:
         return {"access": replace(_protected[0].access, server=server, state=_protected[0].authorizer.state)}
     return {"access": replace(_handed_on[0], server=server)} if _handed_on else {}

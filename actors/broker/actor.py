@@ -300,8 +300,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
                     f"broker group {self._settings.broker_name!r} accepts no messages (broker_permission); send "
                     f"to another broker group, or run `raymq broker writable on {self._settings.broker_name}`"
                 )
-            # fail early if the state log is not ready: otherwise calls would occupy the threads for the whole send
-            # timeout
+            # Raise an error now if the state log is not ready. Otherwise the call would occupy its thread until the
+            # send timeout.
             self._log.ready()
             message = Message(
                 topic,
@@ -358,7 +358,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         return self._client_metrics
 
     def unregister_client(self, client_id: str) -> None:
-        """Remove a client that has shut down."""
+        """Remove a client that has shut down from the broker's list of clients."""
         with self._clients_lock:
             self._clients.unregister(client_id)
         self._client_has_ended(client_id)
@@ -400,7 +400,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         return BrokerDescription(self._settings.broker_name, self._node_id, self._lane.address)
 
     def status(self) -> dict[str, Any]:
-        """Return the broker's counts for `raymq status`."""
+        """Return the broker's report for `raymq status`: its readiness, topics, groups, request counts and changed
+        settings."""
         state = self._log.ready() if self._log.is_ready else BrokerState()
         return {
             "broker": self._settings.broker_name,
@@ -429,8 +430,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return
-        # `move` waits for a running change of the state, and this change may itself need the next master in order to
-        # finish. So a separate thread asks the Controller for the next master.
+        # `StateLog.move` waits until a running change of the state has ended, and this change may end only after the
+        # next master is found. So this thread cannot search for the next master: a separate thread asks the Controller.
         self._log.move(storage, self._store.copies(storage))
         # Send the existing topics to the new master before any topic can be created. The new master may lack topic
         # deletions, because a store records deletions only while it is the master. This call is not retried. If the new

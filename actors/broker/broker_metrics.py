@@ -1,8 +1,8 @@
 """The metrics of a broker: topics, groups, clients, consumed messages, and the lag of groups.
 
-Each report makes two calls to the store. One call is for the end offsets of all queues, the other for the store times
-of the oldest messages that groups have not committed. A message's store time never changes, so a report requests only
-the store times of messages that the last report did not include.
+Each report makes two calls to the store. One call is for the end offsets of all queues. The other call is for the store
+times of the oldest messages that groups have not committed. A message's store time never changes, so a report does not
+request again the store times that the last report already had.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from raymq.telemetry.metrics.reporter import Reporter
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000
 """Maximum number of messages for which one metrics report requests the store times, to compute the age of unread
-messages. The next reports request the store times for the groups that are left."""
+messages. If some groups remain, the next reports request the store times for these groups."""
 KEPT_UP_MAX: Final = 200
 """Maximum number of (group, topic) pairs without unread messages that one report includes.
 
@@ -78,8 +78,8 @@ class BrokerMetrics:
         self._behind: set[_Pair] = set()
         """The (group, topic) pairs that had unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
-        """Cache of store times, by topic, queue and offset: the times of the messages that were the first uncommitted
-        message of a group at the last report."""
+        """Cache of messages' store times, by topic, queue and offset. A message is in the cache if it was the first
+        uncommitted message of some group at the last report."""
         self._counted: tuple[BrokerState, int, _Bounds, _UnreadByPair] | None = None
         """Cache of the last report's count of unread messages: the broker state, its log position, the queues' bounds,
         and the resulting counts."""

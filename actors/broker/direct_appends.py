@@ -70,7 +70,7 @@ class DirectAppends:
         """`node_id`: the Ray node that this process runs on."""
         self._loop, self._records, self._node_id = loop, records, node_id
         self._storage: StorageClient | None = None
-        """The store that the lane is connected to; None if the lane is closed."""
+        """The store that the lane (direct socket connection) is connected to; None if the lane is closed."""
         self._lane: Lane | None = None
         self._descriptor = -1
         self._handles = ClientHandles()
@@ -82,7 +82,8 @@ class DirectAppends:
 
     @property
     def is_own_thread(self) -> bool:
-        """Return True if the caller runs in the thread of the lane's event loop."""
+        """Return True if the caller runs in the thread of the event loop that serves the lanes (direct socket
+        connections)."""
         return self._loop.is_own_thread
 
     def leads_to(self, storage: StorageClient) -> bool:
@@ -90,8 +91,8 @@ class DirectAppends:
         return self._storage is storage
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the thread of the lane's event loop. After `close`, call it in the current thread, because
-        the loop's thread may have ended."""
+        """Call `callback` in the thread of the event loop that serves the lanes (direct socket connections). After
+        `close`, call it in the current thread, because the loop's thread may have ended."""
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon(callback)
@@ -102,8 +103,8 @@ class DirectAppends:
         """Open a lane (direct socket connection) to the store, unless one is open or an attempt has failed within
         CONNECT_PAUSE_S.
 
-        Opens no lane over TLS: epoll does not report data that a TLS socket has already decrypted. In that case the
-        writer of the state log sends the records.
+        No lane is opened if lanes use TLS, because epoll does not report data that a TLS socket has already decrypted.
+        The writer of the state log then sends the records.
         """
         if self._storage is storage or self._is_closed or time.monotonic() < self._connect_at_s:
             return

@@ -70,8 +70,9 @@ class _Commit:
         return changes
 
     def answer(self, broker_name: str) -> CommitAnswer:
-        """Return the broker's answer to an offset commit, after the commit's records are stored. A queue that is fenced
-        or missing is not also reported as stopped, even if the group may not read its topic."""
+        """Return the broker's answer to an offset commit, after the commit's records are stored. A queue is reported
+        only once. If the queue is fenced or missing, it is not also reported as stopped, even if the group may not read
+        its topic."""
 
         def queue(topic: str, queue_id: int) -> MessageQueue:
             return MessageQueue(topic, broker_name, queue_id)
@@ -311,8 +312,9 @@ class GroupMethods(ABC):
         group passes the generation of its assignment of each queue. If the group has committed no offset in a queue
         yet, this call commits the start offset durably, so that no message is skipped if the member crashes at once.
         From then on commits of older generations are fenced. With generation 0 the call commits nothing.
-        CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in memory), and
-        CONSUME_FROM_END does not. A retry topic always starts at its first message.
+
+        A queue is young while its first message is still in memory. In a young queue, CONSUME_FROM_LAST_OFFSET starts
+        at 0, but CONSUME_FROM_END does not. A retry topic always starts at its first message.
 
         Topics that cannot be read are left out; `start_offset` raises the reason. Raises GroupNotExistError if the
         group does not exist.
@@ -360,8 +362,9 @@ class GroupMethods(ABC):
     def _first_offsets(
         self, group: str, queues: Mapping[str, Iterable[int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, int]]:
-        """Return, by topic and queue id, the offsets at which the group starts to consume queues according to `query`.
-        The value is 0 for a queue in which the group has committed an offset, because it continues there."""
+        """Return, by topic and queue id, the offsets that `query` selects as the group's start offsets. If the group
+        has already committed an offset in a queue, the queue's value is 0. This value is not used, because the group
+        continues at its committed offset."""
         known = self._log.ready().offsets
         first = {topic: dict.fromkeys(queue_ids, 0) for topic, queue_ids in queues.items()}
         new = [(topic, q) for topic, by_queue in first.items() for q in by_queue if not known.get(group, topic, q)]

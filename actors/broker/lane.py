@@ -1,8 +1,8 @@
-"""The lane (direct socket connection) of a broker, which serves the frequent calls of clients without Ray
-(raymq.remoting.broker_client).
+"""The server side of a broker's lane (direct socket connection). It answers the clients' frequent calls, which are
+faster over a lane than as calls to a Ray actor (raymq.remoting.broker_client).
 
-No thread waits for commits. The lane's thread passes commits to the state log, which answers after they are durable,
-usually in the same thread (actors.broker.direct_appends). Receives and acknowledgements work in the same way
+No thread waits for an offset commit. The lane's thread passes commits to the state log, which answers after they are
+durable, usually in the same thread (actors.broker.direct_appends). Receives and acknowledgements work in the same way
 (actors.broker.pop). The other methods may wait, and run in a thread pool.
 """
 
@@ -106,7 +106,7 @@ class BrokerLane:
 
     @property
     def loop(self) -> Loop:
-        """The event loop of the lane's thread."""
+        """The event loop that runs in the thread of the lane (direct socket connection)."""
         return self._server.loop
 
     def close(self) -> None:
@@ -119,7 +119,8 @@ class BrokerLane:
         return self._pool.figures()
 
     def limit(self, options: BrokerOptions) -> None:
-        """Change how many calls may wait for a thread of the lane, and how long."""
+        """Change the limits of calls that wait for a thread of the lane (direct socket connection): their maximum
+        number, and their maximum waiting time."""
         self._pool.limit(request_kinds(options))
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:

@@ -98,7 +98,8 @@ class MasterStore:
 
 
 class OwnRoutes:
-    """The routes (RouteSource) that a broker's own Producer uses: the routes within one broker group, without a cache.
+    """The topic routes for the producer inside a broker (a RouteSource). The routes contain only the broker's own
+    group, and are not cached.
 
     `state` returns the broker's state; `auto_create` creates a topic with at most the given number of queues.
     """
@@ -116,7 +117,8 @@ class OwnRoutes:
     def get(self, topic: str) -> TopicRoute:
         """Return the part of a topic's route that lies in this broker group.
 
-        Raises TopicNotExistError if the topic does not exist, and NoPermissionError if the topic may not be written.
+        Raises TopicNotExistError if the topic does not exist, and NoPermissionError if the topic does not accept
+        messages.
         """
         config = self._state().require_topic(topic)
         name = self._settings.broker_name

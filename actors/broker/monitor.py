@@ -70,7 +70,8 @@ class CreationTimes:
             self._histograms[name, status].add((time.monotonic() - start_s) * 1000)
 
     def figures(self) -> dict[tuple[str, str], HistogramFigures]:
-        """Return the histograms of creation times, by metric name and invocation status."""
+        """Return the histograms of the time that it took to create topics and groups. The keys are the metric's name
+        and "success" or "failure"."""
         return {key: histogram.figures() for key, histogram in self._histograms.items()}
 
 
@@ -103,7 +104,8 @@ class BrokerMonitor:
             self._stats.add(kind, key, value)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Drop the counters, and the recorded losses of unread messages, of a deleted topic or group."""
+        """Drop the figures of a deleted topic or group: its counters, and the record of its messages that were lost
+        unread."""
         with self._lock:
             for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
                 del self._unread[key]
@@ -115,7 +117,8 @@ class BrokerMonitor:
             return TopicStats(self._stats.figures(TOPIC_PUT_NUMS, topic), self._stats.figures(TOPIC_PUT_SIZE, topic))
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """Return how many messages a group consumed and sent back, by topic."""
+        """Return, by topic, the number of messages that a group has consumed, and the number that it has sent
+        back."""
         with self._lock:
             keys = {key for kind in (GROUP_GET_NUMS, SNDBCK_PUT_NUMS) for key in self._stats.keys(kind)}
             return {
@@ -141,8 +144,9 @@ class BrokerMonitor:
         """Record the groups that lost unread messages because the store deleted them early on a full disk
         (clean_file_forcibly_enable).
 
-        When a group reaches the deleted range, it continues after the range and commits an offset after it. So this
-        method compares the range with the offsets that were committed before the method's last call.
+        A group that reaches a deleted range skips the range, and soon commits an offset after it. So the currently
+        committed offset does not show the loss. This method therefore uses the offsets that were committed before its
+        previous call.
         """
         deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
         if deleted is None:
@@ -187,10 +191,8 @@ class BrokerMonitor:
 
     def protect(self) -> None:
         """Switch consume_enable off for groups whose lag is too large, if the settings require it (spec/messaging.md
-        §2.4).
-
-        A group that reads messages which are no longer in memory slows the disk down for all other groups.
-        """
+        §2.4). A group with a large lag reads messages that are no longer in memory. These reads keep the disk busy,
+        which delays all other groups."""
         if not self.options.disable_consume_if_consumer_read_slowly:
             return
         state = self._log.ready()

@@ -36,8 +36,9 @@ def take_readings(
 ) -> BrokerReadings:
     """Return the metrics of a broker's topics and groups.
 
-    `consumed`: numbers of consumed messages by group and topic. `stats` returns the statistics of a topic. Without
-    `with_pairs` only the totals of groups are returned. Raises RaymqError if the store does not answer.
+    `consumed`: numbers of consumed messages by group and topic. `stats` returns the statistics of a topic. If
+    `with_pairs` is False, only each group's totals are returned, not its figures for each topic. Raises RaymqError if
+    the store does not answer.
     """
     statistics: StoreStatistics = store.control("statistics")
     known, groups = dict(state.topics), dict(state.groups)

@@ -62,8 +62,8 @@ class Registrar:
         they have the current data version: the data version does not change if another replica becomes the master, or
         if a store moves."""
         self._asked = self._answered = 0
-        """Numbers of two calls of `register`, which sends the broker's changes to the NameServers: the newest call, and
-        the newest call whose changes were sent."""
+        """Calls of `register`, which sends the broker's changes to the NameServers, are numbered. The two numbers are
+        of the newest call, and of the newest call whose changes were sent."""
 
     def register(self) -> bool:
         """Send the broker's changes to every NameServer now, so that clients can use a new topic at once.
@@ -131,8 +131,8 @@ class Registrar:
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         with self._lock:
-            # A NameServer that missed the last registration counts as outdated, so it is registered again. If it still
-            # does not answer, it stays in `_missed`.
+            # A NameServer that missed the last registration counts as outdated, so the broker registers at it again. If
+            # the NameServer still does not answer, it stays in `_missed`.
             known = [
                 False if server in self._missed and knows is not _AWAY else knows
                 for server, knows in zip(self._servers, known, strict=True)
@@ -141,8 +141,8 @@ class Registrar:
                 self._all_know = self._tell_forgetful(known, self._describe())
 
     def leave(self) -> None:
-        """Unregister the broker at every NameServer. After this call, this object cannot register the broker
-        again."""
+        """Unregister the broker at every NameServer. After this call, the broker can no longer be registered through
+        this object."""
         self._call_all("unregister_broker", self._broker_name)
         self._callers.shutdown()
 

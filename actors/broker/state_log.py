@@ -92,9 +92,9 @@ class _Pending:
 @dataclass(slots=True, eq=False)
 class _Write:
     """One write to the state log. `decided`: the requested changes that are answered after this write. `changes`: the
-    changes to store. `sent`: their records, if they were already sent.
+    changes to store. `sent`: the records of `changes`, if they were already sent to the store.
 
-    `left`: the number of requested changes that still waited, undecided, when this write was decided.
+    `left`: the number of requested changes that were still waiting when this write was decided, and are not part of it.
     """
 
     now_ms: int
@@ -108,8 +108,8 @@ class StateLog(StoredState):
     """One broker's state, with a log that makes each change durable. Thread-safe.
 
     `append` stores records with the given bodies in the state topic's queue, in order (StateRecords.append). Only the
-    thread that makes the running write calls `append`. `copies`: the stores of the other replicas. They get the
-    snapshots, too, because one of these replicas may become the next master.
+    thread that is writing to the state log calls `append`. `copies`: clients of the other replicas' stores. Snapshots
+    are written to these stores, too, because one of the other replicas may become the next master.
     """
 
     def __init__(
@@ -126,11 +126,12 @@ class StateLog(StoredState):
         self._outcome_unknown = True
         self._writing = False
         self._alone = 0
-        """How many of the next changes are written one by one, because writing them together has failed."""
+        """Number of waiting changes that are written one by one, because writing them in one batch has failed."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
-        """The running write to the state log, if the lane's thread has passed this write to the writer thread; else
-        None."""
+        """The write to the state log that the lane's thread (the thread of the direct socket connections) has started
+        and passed to the writer thread. None if there is no such write, and after the writer thread has taken the
+        write."""
         self._direct: DirectAppends | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
@@ -221,13 +222,13 @@ class StateLog(StoredState):
     # Methods that run in the thread of the lane (direct socket connection)
 
     def write_by(self, direct: DirectAppends) -> None:
-        """From now on, let the thread of the lane `direct` write the changes that are submitted in this thread. Only
-        writes that may block are passed to the writer thread."""
+        """From now on, let the thread of `direct`, the broker's lane (direct socket connection), write the changes that
+        are submitted in this thread. Only writes that may block are passed to the writer thread."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """Return True if the next write of state changes to the store cannot block. Then the lane's thread may make
-        this write; a write that can block needs the writer thread. The caller holds the state log's lock."""
+        """Return True if the next write of state changes to the store cannot block. The lane's thread may make such a
+        write itself. A write that can block needs the writer thread. The caller holds the state log's lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
@@ -292,7 +293,8 @@ class StateLog(StoredState):
         return False
 
     def _hand_over(self, write: _Write) -> None:
-        """Pass a write to the state log from the lane's thread to the writer thread, which continues the write."""
+        """Pass a write to the state log from the thread of the lane (direct socket connection) to the writer thread,
+        which continues the write."""
         with self._changed:
             self._handed_over = write
             self._wake_writer()
@@ -385,8 +387,8 @@ class StateLog(StoredState):
     def _give_up(self, write: _Write, error: Exception) -> None:
         """Fail the changes of a failed write, and the waiting changes that would fail for the same reason.
 
-        If a retry of the write would also fail, one of its changes may be the cause. In that case each change is
-        written alone.
+        But if a retry of the write would fail too, and the write has several changes, one of them may be the cause.
+        Then no change fails yet, and each is written alone.
         """
         failed, retryable = write.decided, isinstance(error, RaymqError) and error.retryable
         with self._lock:
@@ -395,7 +397,8 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            # The failure is not caused by one of the changes in this write, so all changes fail, also the waiting ones.
+            # No single change of this write caused the failure, so it would also hit the waiting changes. So all
+            # changes of this write and the waiting changes fail.
             if retryable or not failed:
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
@@ -448,8 +451,8 @@ class StateLog(StoredState):
         """Store the records of a write's changes in the state log. Then apply these records, and every earlier record
         that is not applied yet, to the broker's state.
 
-        Returns True if the log has other records between the records that the state included before this write and the
-        records of this write.
+        Returns True if the log also contains other records that the state did not include when this write began. They
+        come before or between the records of this write.
         """
         self._outcome_unknown = True
         if write.sent is not None:
@@ -467,8 +470,8 @@ class StateLog(StoredState):
         return not follows
 
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
-        """Apply the changes of a write whose records are durable and directly follow the records that the broker's
-        state includes."""
+        """Apply the changes of a write to the broker's state. The records of the write are durable, and directly follow
+        the records that the state already includes."""
         with self._lock:
             for change in write.changes:
                 self._apply(change, write.now_ms)

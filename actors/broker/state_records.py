@@ -46,7 +46,8 @@ class StoredRecords:
 
 
 class StateRecords:
-    """Appends records to the state topic's queue. Only one thread at a time may use this object.
+    """Appends records to the queue of the topic for the broker's state. Only one thread at a time may use a
+    StateRecords object.
 
     `master` returns the storage actor of the current master. `born_host` is an IP address and a port.
     """

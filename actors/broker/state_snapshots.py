@@ -52,8 +52,8 @@ class StateSnapshots:
             _hold_records(storage, position)
         bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
         if position > bounds.max_offset:
-            # The snapshot includes records that the log has lost. Write a new snapshot: otherwise new records at the
-            # lost positions would count as already included.
+            # The snapshot includes records that the log has lost. If it stayed, new records at the lost positions would
+            # count as already included. So write a new snapshot that ends at the log's end.
             logger.warning(
                 "broker %s: the state snapshot in %s is written again: it ends at %d, after the log's end at %d",
                 *(self._broker_name, storage.name, position, bounds.max_offset),
@@ -73,8 +73,8 @@ class StateSnapshots:
         _write(store, files)
         known = self._positions.get(store.name)
         if known is not None:
-            # Let retention keep the records after the previous snapshot, not only the records after the new snapshot.
-            # The previous snapshot (the .bak copies of the files) may still be needed.
+            # Make retention keep all state records from the previous snapshot's position on, not only from the new
+            # snapshot's position. The previous snapshot (the .bak copies of the files) may still be needed.
             _hold_records(store, known)
         self._positions[store.name] = position
 
@@ -85,6 +85,6 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
 
 
 def _hold_records(store: StorageClient, position: int) -> None:
-    """Limit the retention of the broker's state records in a store: records from `position` on must stay. The snapshots
-    include all records before `position`."""
+    """Tell retention which state records of the broker a store must keep: the records from `position` on. The snapshots
+    include all earlier records."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

@@ -32,11 +32,11 @@ from raymq.remoting.storage_client import StorageClient
 
 READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0
-"""Maximum time, in seconds, to wait until a state record can be read that was stored late, or on too few
-replicas."""
+"""Maximum time, in seconds, to wait until a new state record becomes readable. A record is readable only after it was
+copied to enough replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Retention may delete the records of a state change after this number of snapshots includes the change, because the
-disk keeps two snapshots: a file and its .bak copy."""
+"""Number of consecutive snapshots that must include a state change before retention may delete the change's records
+from the log. The disk keeps two snapshots: a file and its .bak copy."""
 REPLAY_BATCH: Final = 1000
 
 LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
@@ -64,15 +64,15 @@ class StoredState:
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The broker's state as it will be after all changes that are being stored now. The next change is decided on
-        this state. Equal to `_state` if no write runs."""
+        """The broker's state after all accepted changes, including changes that the store is still writing. Each new
+        change is decided on this state. Equal to `_state` if no write is running."""
         self._closed_topics: set[str] = set()
         """Deleted topics for which the store may reject messages, until the broker requests that the store accepts them
         again (`open_topics`)."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """Number of times that the snapshot of the state at `_snapshot_position` must still be written. It is written
-        twice, so that both a file and its .bak copy have this state."""
+        """Number of snapshots that must still be written of the state at `_snapshot_position`. Each such state is
+        written twice, so that both the snapshot file and its .bak copy have it."""
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
@@ -173,7 +173,8 @@ class StoredState:
         while True:
             self.ready()
             with self._lock:
-                # if the flag was cleared, the master has just changed: wait for the new master's state
+                # if the flag `_ready` has been cleared since the wait, another replica has just become the master: wait
+                # until the new master's state is read
                 if self._ready.is_set():
                     return reader(self._state)
 
@@ -192,8 +193,9 @@ class StoredState:
         """Apply a durable change to the broker's state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            # Note that the store may reject messages for the deleted topic from now on, because a later call deletes
-            # the topic in the store. Before the topic is used again, the store must open it.
+            # Record that the store will reject messages for this deleted topic, because a later call deletes the topic
+            # in the store. Before the topic is used again, the broker must request that the store accepts its messages
+            # again (opens it).
             self._closed_topics.add(change["topic"])
 
     def _read_up_to(self, next_offset: int) -> None:
@@ -221,8 +223,9 @@ class StoredState:
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Make the store accept messages for new topics, before the topics exist.
 
-        Topics of the same names may have been deleted before. In a group with several replicas, a store has only the
-        topic deletions of the time when it was the master. So this method calls the store for each new topic.
+        The store may remember that topics of the same names were deleted. In a group with several replicas, a store has
+        recorded only the deletions that happened while it was the master. So the broker cannot tell which topics the
+        store refuses. Therefore this method calls the store for each new topic.
         """
         wanted = self._topics_to_open(changes)
         if wanted:
@@ -248,7 +251,8 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                # do not retry at a former master: `move` waits for the end of this write before it uses the new master
+                # Do not retry at a store that is no longer the master. `StateLog.move` waits for the end of this write
+                # before it uses the new master.
                 return error
             return None
 

@@ -42,7 +42,7 @@ class QuestionMethods:
         """Lock that guards the clients' waiting polls, the senders that wait for answers, and the waiting queries
         (Question)."""
         self._held: dict[str, LaneRequest] = {}
-        """The clients' polls that wait for a query, by client id."""
+        """By client id: the client's poll that waits until a query for this client arrives."""
         self._askers: dict[str, Future[bytes]] = {}
         """The futures of the senders that wait for a client's answer to their query, by the query's ticket."""
 
@@ -119,7 +119,7 @@ class QuestionMethods:
                 self._questions.withdraw(question.ticket)
 
     def _tell(self, client_id: str) -> None:
-        """Answer the poll with which a client waits for queries, because a query to this client has arrived."""
+        """Answer the long poll of a client that waits for queries, because a query to this client has arrived."""
         with self._questions_lock:
             lane = self._held.pop(client_id, None)
             taken = [] if lane is None else self._questions.take(client_id, time.monotonic())
@@ -127,7 +127,8 @@ class QuestionMethods:
             lane.answer(encode_result(taken))
 
     def _client_has_ended(self, client_id: str) -> None:
-        """Remove a client that has shut down, and answer its waiting poll."""
+        """Remove a client that has shut down from the clients that poll for queries, and answer its waiting
+        poll."""
         with self._questions_lock:
             self._questions.leave(client_id)
             lane = self._held.pop(client_id, None)

@@ -70,7 +70,8 @@ class Pull:
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
-        """Event that wakes the routes thread when a new push-consumer instance exists."""
+        """Event that is set when a new push-consumer instance exists. It wakes the thread that follows the routes of
+        topics."""
         self._services.wake_members = self._work.set
         for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()

@@ -25,16 +25,16 @@ class BroadcastMember:
         self._instance = instance
         self._routes = routes
         self.refusal: SubscriptionConflictError | None = None
-        """Error of a refused subscription; a GroupMember has this attribute, too. Always None here, because in
-        BROADCASTING the members' subscriptions need not agree."""
+        """Always None. A GroupMember has this attribute for the error of a refused subscription. In BROADCASTING no
+        subscription is refused, because the members' subscriptions need not agree."""
 
     def join(self) -> None:
         """Do nothing, because a consumer in BROADCASTING mode joins no group: `follow_routes` assigns the
         queues."""
 
     def fence(self) -> None:
-        """Do nothing. In the mode BROADCASTING no other instance takes over this instance's queues, so it may keep
-        using them."""
+        """Do nothing. In the mode BROADCASTING no other instance takes over this instance's queues. So this instance
+        may keep using its queues."""
 
     def release(self) -> None:
         """Release the revoked queues of the push-consumer instance that can be released now, usually because their

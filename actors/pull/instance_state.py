@@ -1,7 +1,7 @@
 """The state of one push-consumer instance that several threads of a Pull actor share: its ProcessQueues, their lock,
 and callbacks.
 
-Members, OffsetCommitter, ListenerFeed and Fetcher share this state. Decisions about queues belong in
+Members, OffsetCommitter, ListenerFeed and Fetcher share this state. Put new decisions about queues not here, but into
 actors.core.consume.
 """
 
@@ -34,7 +34,7 @@ class InstanceState:
         self.on_fetchable: Callable[[], None] = lambda: None
         """Callback that is called when messages of a queue of this push-consumer instance may be fetched again."""
         self.on_committable: Callable[[], None] = lambda: None
-        """Callback for when the push-consumer instance may have offsets to commit."""
+        """Callback that is called when the push-consumer instance may have offsets to commit."""
 
     def holding(self) -> frozenset[MessageQueue]:
         """Return the queues that this push-consumer instance holds, so that the group must not grant them to other

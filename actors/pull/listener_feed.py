@@ -7,9 +7,9 @@
 On the store's node a task names positions in the store's memory-mapped files, and the Listener reads the records
 itself. On other nodes, or if the Listener cannot read the files, the task has the records' bytes.
 
-The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so the feed detects a new process
-of the Listener at its first call. If the Listener's lane (direct socket connection) breaks, the feed calls the
-Listener. If the Listener's process has ended, no task is delivered until the Listener calls again. Calls that send
+The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting). So the feed detects a new process
+of the Listener at that process's first call. If the Listener's lane (direct socket connection) breaks, the feed calls
+the Listener. If the Listener's process has ended, no task is delivered until the Listener calls again. Calls that send
 messages back to brokers have a few separate threads, because a broker may be slow.
 """
 
@@ -192,8 +192,8 @@ class _Question:
     """A Listener's open request for tasks.
 
     `answer` is called once, with an encoded TaskBatch (a batch of tasks). If the batch has tasks, `handed` is called
-    first, with the number of bytes and messages. The answer has at most a `portion` of messages and bytes, but at least
-    one task.
+    first, with the number of bytes and messages. `portion` limits the messages and bytes of the answer, but the answer
+    may always have one task.
     """
 
     answer: Callable[[bytes], None]
@@ -234,12 +234,12 @@ class ListenerFeed:
         self._listener: HandleRef | None = None
         """The handle of the Listener; None before the Listener's first call."""
         self._life = ""
-        """The id that the Listener's process has generated for itself."""
+        """The random id of the Listener's process, which the process itself has chosen."""
         self._heard_s = time.monotonic()
         """The time of the Listener's last call."""
         self._asking = False
-        """True while this ListenerFeed waits for the answer of its Listener, which it has called after a long
-        silence."""
+        """True while this ListenerFeed waits for its Listener's answer. The ListenerFeed calls the Listener if the
+        Listener has made no call for a long time, or if its lane (direct socket connection) has closed."""
         self._question: _Question | None = None
         """The Listener's open request for tasks; None if the Listener has no open request."""
         self._tasks: dict[int, ConsumeTask] = {}
@@ -264,8 +264,8 @@ class ListenerFeed:
         """True if the Listener's process has ended, or has not called yet."""
         self._closed = False
         self._kept: PauseState | None = None
-        """The user's state of the push-consumer instance, as the Listener's process stores it: suspended or not, and
-        the paused queues. None while the state is unknown."""
+        """The pause state that the user has chosen for the push-consumer instance, as the Listener's process stores it:
+        suspended or not, and the paused queues. None while the state is unknown."""
         self.next_turn_s = 0.0
         """The time at which `take_turn` of this ListenerFeed is called next, unless an event causes an earlier
         call."""
@@ -292,7 +292,8 @@ class ListenerFeed:
             self._answer_empty()
 
     def wake(self) -> None:
-        """Request a turn of this ListenerFeed soon, because a message may be ready for delivery."""
+        """Make the feeds' thread call this ListenerFeed's `take_turn` soon, because a message may be ready for
+        delivery."""
         self._wake(self)
 
     def deliver(self) -> None:
@@ -337,9 +338,10 @@ class ListenerFeed:
     ) -> None:
         """Answer a request for tasks from the Listener's process `life`, now or within about NEXT_WAIT_S.
 
-        The process has received all batches of tasks up to number `got` of the hosting `epoch`. Any thread may call
-        `answer` with an encoded TaskBatch (a batch of tasks). If the batch has messages, `handed` is called first, with
-        the number of bytes and messages. Raises ServiceNotAvailableError if the process has not called yet.
+        `epoch` and `got`: the process has received all batches of tasks of this hosting epoch up to number `got`. Any
+        thread may call `answer` with an encoded TaskBatch (a batch of tasks). If the batch has messages, `handed` is
+        called first, with the number of bytes and messages. Raises ServiceNotAvailableError if the feed is not in use
+        by this process: the process has not called yet, or the feed is closed.
         """
         with self._lock:
             if self._closed or self._away or life != self._life:
@@ -381,14 +383,14 @@ class ListenerFeed:
         self._instance.on_fetchable()
 
     def lane_closed(self, life: str) -> None:
-        """Check whether the Listener's process `life` still runs, because its lane (direct socket connection) has
-        closed."""
+        """Handle the end of a lane (direct socket connection): ask the Listener whether its process `life`
+        still runs."""
         if life == self._life and not self._closed and not self._away:
             self._ask_if_alive()
 
     def look(self) -> None:
-        """Call the Listener if it has not called for SILENT_AFTER_S, because it may have ended permanently. Does not
-        block."""
+        """If the Listener has made no call for SILENT_AFTER_S, call it to find out if it has ended permanently. Does
+        not block."""
         if time.monotonic() - self._heard_s >= SILENT_AFTER_S:
             self._ask_if_alive()
 
@@ -406,7 +408,8 @@ class ListenerFeed:
         """
         self._kept, listener = state, self._listener
         if listener is None:
-            # no process of the Listener has called yet; the answer to its first call will contain the pause state
+            # the Listener has not called yet; the answer to its first call will contain the pause state: suspended or
+            # not, and the paused queues
             return
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
@@ -559,8 +562,8 @@ class ListenerFeed:
     # Methods that track the state of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Handle the result of a call to the Listener that checked, after a long silence, if the Listener still exists.
-        Runs in one of Ray's threads."""
+        """Handle the result of a call that checked if the Listener still exists. The feed makes this call after a long
+        silence of the Listener, or after the Listener's lane has closed. Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):
@@ -594,7 +597,7 @@ class ListenerFeed:
             self._react(task, reaction, task.process_queue.trouble)
 
     def _back(self) -> None:
-        """Resume delivery, because the Listener's process has called."""
+        """Resume delivery, because the Listener's process has called this Pull actor again."""
         self.broken = self.away_because = ""
         self._away = False
         with self._instance.lock:

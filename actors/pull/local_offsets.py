@@ -35,8 +35,8 @@ DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
 """Timeout, in seconds, of a query that asks a broker whether the group may still read its topics."""
 BROADCAST_CHECK_PAUSE_S: Final = 10.0
-"""Pause, in seconds, before the next query after a broker did not answer whether the group may still read its
-topics."""
+"""Pause, in seconds, after a query that a broker did not answer. The query asks the broker if the group may still read
+its topics."""
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ class LocalFileOffsetStore:
     """
 
     may_be_reset = True
-    """Makes the instance query for offset resets at intervals. Local offsets are never reset, but the query also shows
-    if the group may still read its topics."""
+    """True, so that the push-consumer instance asks the broker at intervals for offset resets. Local offsets are never
+    reset, but the broker's answer also shows if the group may still read its topics."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """Maps a broker's name to the time at which the broker is asked again if the group may still read its topics.
-        As with `_verdicts`, only the broker's thread uses a broker's entry."""
+        """For each broker: the time at which the broker must be asked again if the group may still read its topics.
+        Each broker has its own thread, and only this thread uses the broker's entry, here and in `_verdicts`."""
         self._verdicts: dict[str, Mapping[str, str]] = {}
         """For each broker: the topics that the group may not read, each with the reason, from the broker's last
         answer."""
@@ -192,8 +192,8 @@ class LocalFileOffsetStore:
     def _verdict(self, broker_name: str) -> Mapping[str, str]:
         """Return the topics that the group may no longer read, each with the reason, from the broker's last answer.
 
-        The broker is queried at intervals. If the broker cannot be reached, its last answer stays valid, because the
-        offsets are stored locally.
+        The broker is queried at intervals. If the broker cannot be reached, its last answer stays valid. The consumer
+        can continue without the broker, because this process stores the offsets.
         """
         now_s = time.monotonic()
         if now_s >= self._check_at_s.get(broker_name, 0.0):

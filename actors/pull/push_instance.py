@@ -5,7 +5,7 @@ of tasks to its Listener).
     GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
 
 An instance has no thread of its own: the threads of PullServices work for all instances. An error in one instance does
-not affect the other instances.
+not affect the other instances. The states of an instance:
 
     hosted → stopping: everything is revoked, finished, committed → left the group → ended
 """
@@ -66,8 +66,8 @@ logger = logging.getLogger(__name__)
 
 
 class PushInstance:
-    """One push-consumer instance, created when its Listener calls. `key` distinguishes it from other instances of the
-    same name."""
+    """One push-consumer instance. The Pull actor creates it when the instance's Listener calls the Pull actor. `key`
+    distinguishes the instance from other instances of the same name."""
 
     def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
         self.name, self.key = name, key
@@ -137,8 +137,8 @@ class PushInstance:
         """Record a call of the Listener, the actor that runs the user's listener, and return the answer to the
         call."""
         key = call.instance.call_key
-        # Never sign calls to the Listener with the internal key: otherwise a user's process could choose a name and get
-        # a call with raymq's own signature.
+        # Never sign calls to the Listener with the internal key. A user's process states the name of its Listener
+        # actor. With the name of another actor, it could cause a call to that actor with raymq's own signature.
         listener = HandleRef(self.name, call.listener, Identity(INTERNAL_USER, key) if key else None)
         keep = self._feed.heard(listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
         self._listener = listener
@@ -381,8 +381,8 @@ class PushInstance:
 
 
 def _records_of(result: FetchResult, offset: int) -> TaskRecords:
-    """Return the records that a fetch returned, from `offset` on. If the fetch returned only positions, the records
-    stay in the store's files."""
+    """Return the records of a fetch that began at `offset`. If the fetch returned only the records' positions, the
+    returned object reads them from the store's mapped files."""
     if isinstance(result, FoundInPlace):
         return RecordsInPlace.of(result.files, result.mapped)
     return MemoryRecords.of(LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset))

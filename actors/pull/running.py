@@ -1,4 +1,4 @@
-"""Reports of a push-consumer instance: its description for administrators, and its metrics.
+"""Computes the reports about a push-consumer instance: its description for administrators, and its metrics.
 
 The description has the instance's queues and the state of its listener's process. The metrics are the received messages
 and the state of the queues.
@@ -69,7 +69,8 @@ def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskReco
             stored_ms = store_timestamp_at(records.parts[0].data, int(records.parts[0].starts[0]))
         else:
             stored_ms = store_timestamp_at(records.data, 0)
-    except RecordError:  # ignore an unreadable record here: the listener's process reports it
+    # ignore a record that cannot be read: the listener's process reports it when it reads the record
+    except RecordError:
         return
     CLIENT_FIGURES.delivered(queue.topic, state.settings.group, stored_ms, len(records), records.size_bytes)
 

@@ -27,8 +27,8 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
-"""Number of epochs (hosting numbers) reserved for one process incarnation of a Pull actor. An incarnation hosts fewer
-instances than this."""
+"""Number of epochs reserved for one process incarnation of a Pull actor. Each start of a push-consumer instance at the
+actor has a new epoch. One incarnation starts fewer instances than this number."""
 PULL_CALL_THREADS: Final = 8
 """Number of threads, shared by all push-consumer instances, for calls that send messages back to brokers or leave
 groups."""
@@ -67,7 +67,7 @@ class Reader(Protocol):
         continue at another offset."""
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Record that the next message of a queue is lost."""
+        """Record that the message at the queue's next offset is lost."""
 
 
 class SharedFetcher:

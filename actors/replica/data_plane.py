@@ -66,7 +66,8 @@ WAIT_MAX_S: Final = 30.0
 """Maximum time, in seconds, that a WAIT or FETCH request waits for messages."""
 BUSY_RETRY_S: Final = 0.2
 CHUNKS_WAITING_MAX: Final = 1000
-"""Maximum number of followers' log reads that wait for a thread. Each follower has at most one such read."""
+"""Maximum number of followers' log reads that wait for a server thread. Each follower has at most one such
+read."""
 DEFAULT_QUEUES: Final = StoreOptions()
 
 _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
@@ -126,11 +127,9 @@ class LaneContext:
 
 
 class LongPollRequest(ABC):
-    """A request that waits a limited time for messages of some queues. Only the lane's thread may use it, but any
-    thread may call `wake`.
-
-    `look` is called when a queue may have changed, and finally at the deadline.
-    """
+    """A request that waits a limited time for messages of some queues. Only the thread that serves the lanes (direct
+    socket connections) may use it, but any thread may call `wake`. `look` is called when a queue may have changed, and
+    finally at the deadline."""
 
     def __init__(self, plane: DataPlane, request: LaneRequest) -> None:
         self.request = request
@@ -149,7 +148,7 @@ class LongPollRequest(ABC):
         self._context.waits.add(self)
 
     def wake(self) -> None:
-        """Schedule a check of the waiting request, because one of its queues has changed."""
+        """Schedule a new check of this waiting request, because one of the request's queues has changed."""
         if not self.is_woken:
             self.is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
@@ -167,8 +166,8 @@ class LongPollRequest(ABC):
 
     @abstractmethod
     def look(self, *, last: bool) -> None:
-        """Check the request's queues, and answer the request if a queue has messages. With `last`, the request's wait
-        has ended: answer it even without messages."""
+        """Check the request's queues, and answer the request if a queue has messages. `last` is True at the end of the
+        request's wait: the request is then answered even without messages."""
 
     def _look_again(self) -> None:
         if not self.is_ended:
@@ -191,12 +190,9 @@ class LongPollRequest(ABC):
 
 
 class WatchedQueues:
-    """The consecutive WAIT requests of one connection for the same queues. Only the lane's thread may use it, but any
-    thread may call `wake`.
-
-    The queues stay registered between the requests: a consumer waits again after each message that it gets, usually
-    with other offsets of the same queues.
-    """
+    """The consecutive WAIT requests of one connection for the same queues. Only the thread that serves the lanes
+    (direct socket connections) may use it, but any thread may call `wake`. The queues stay registered between the
+    requests: a consumer waits again after each message that it gets, usually with other offsets of the same queues."""
 
     def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
         """`named` is the part of the WAIT frame that names its queues, and `queues` are the decoded names."""
@@ -223,7 +219,7 @@ class WatchedQueues:
         self._positions = [
             QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
-        # Store the request before checking the queues, so that a change of a queue during or after the check causes
+        # Store this request before its queues are checked. Then a queue that changes during or after the check causes
         # another check.
         self._request = request
         if wait_s > 0 and self._polls is not self._plane.source.polls:
@@ -323,8 +319,9 @@ class WaitingFetch(LongPollRequest):
         )
 
     def look(self, *, last: bool) -> None:
-        """Check in a reading thread if the queues of this FETCH request have messages, unless such a check is already
-        running. If the request only needs the queues' end offsets, check at once in the current thread."""
+        """Look for messages in the queues of this FETCH request, in a reading thread. If such a check is already
+        running, another check follows it. If the request needs only the queues' end offsets, run the check at once, in
+        the current thread."""
         self._is_last = self._is_last or last
         if not self._is_looking:
             self._is_looking = True
@@ -333,8 +330,8 @@ class WaitingFetch(LongPollRequest):
             else:
                 self._plane.reads.submit(partial(self._read, is_last=self._is_last), self._refuse)
         else:
-            # A check of the queues is running, and may already have passed the queue that has changed. So another check
-            # must follow.
+            # A check of the queues is already running. It may have passed the changed queue before the change, so start
+            # another check after it.
             self.is_woken = True
 
     def _read(self, *, is_last: bool) -> None:
@@ -363,7 +360,8 @@ class WaitingFetch(LongPollRequest):
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """End this long poll without waiting for more messages, because the FETCH will be answered next."""
+        """End this request's long poll without waiting for more messages, because the caller answers the FETCH
+        next."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -465,8 +463,8 @@ class DataPlane:
         self._pool.close()
 
     def _guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
-        """Wrap the handlers of frames that only servers may send, so that each frame's user is checked before it is
-        handled."""
+        """Wrap the handlers of frames that only servers may send. The wrapper checks the user of a frame before it
+        calls the frame's handler."""
         guard = self._guard
         if guard is None:
             return handlers
@@ -493,7 +491,8 @@ class DataPlane:
             return self.source.start_append(batches)
 
         def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
-            # check again: if the topic was deleted during the append, no consumer will see the messages
+            # check a second time if the topic was deleted: if it was deleted during the append, no consumer will see
+            # the messages
             self._deleted.check(kept)
             request.answer(*encode_results(results), count=len(results))
 
@@ -520,11 +519,13 @@ class DataPlane:
         """Start an append, and answer its request: at once if the append is already complete, otherwise after it has
         completed.
 
-        `later` is called at once if the append is not complete yet. It returns the function that sends the answer when
-        the append has completed.
+        `answer` sends the answer of an append that is complete at once. `later` is called at once if the append is not
+        complete yet. The function that `later` returns sends the answer when the append has completed.
         """
         self._limit.begin()
-        self._under_way += 1  # count the append before it starts, so that any flush or copy from now on causes a check
+        # Count the append before it starts. Then each flush or copy from now on causes a check of the appends that are
+        # not complete yet.
+        self._under_way += 1
         try:
             started = start()
             results = started.settle(time.monotonic())

@@ -100,8 +100,8 @@ class FailedDisk:
 
 
 def open_pause_s(bus_errors: int) -> float:
-    """Return the minimum age, in s, at which a process opens its store. `bus_errors`: the number of consecutive bus
-    errors that ended earlier processes."""
+    """Return the minimum time, in seconds, between the start of a storage process and the opening of its store.
+    `bus_errors`: the number of consecutive earlier processes that were ended by a bus error."""
     return 0.0 if bus_errors < 2 else min(RESTART_INTERVAL_S * 2 ** min(bus_errors - 2, 10), QUIET_S)
 
 
@@ -143,11 +143,11 @@ class BusErrors:
         faulthandler.enable(self._notes, all_threads=False)
 
     def require_readable(self, directories: Sequence[Path]) -> None:
-        """Raise StoreError unless the store in these directories may be opened.
+        """Raise StoreError unless it is safe to open the store in these directories.
 
-        The store may not be opened if a bus error ended the last process, and one of its files cannot be read with read
-        calls either. It may also not be opened yet if bus errors ended several processes in a row and this process is
-        younger than `open_pause_s`.
+        It is not safe if a bus error ended the last process, and one of its files cannot be read with read calls
+        either. The store must also wait if bus errors ended several processes in a row: until this process is
+        `open_pause_s` old.
         """
         if not self.count or self._is_checked:
             return

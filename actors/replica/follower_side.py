@@ -59,8 +59,8 @@ class FollowerSide(GroupReplica):
         """Cut off the end of this slave's log if it differs from the master's log. Returns the physical offset from
         which the slave must read the master's log next.
 
-        Raises NotMasterError unless this replica follows in `epoch`. Raises StoreCorruptError, and changes nothing, if
-        the cut would remove acknowledged messages that the master lacks.
+        Raises NotMasterError if this replica does not follow the master of `epoch`. Raises StoreCorruptError, and
+        changes nothing, if the cut would remove acknowledged messages that the master lacks.
 
         If the two logs have nothing in common, this store is emptied and begins at the start of the master's log.
         """
@@ -193,7 +193,8 @@ class FollowerSide(GroupReplica):
     def copied(self, epoch: int, end_offset: int) -> int | None:
         """Return the end of this replica's log on disk, if the log is on disk up to `end_offset` or further; else None.
 
-        Raises NotMasterError unless this replica follows in `epoch`, and StoreFailedError if the disk failed.
+        Raises NotMasterError if this replica does not follow the master of `epoch`, and StoreFailedError if the disk
+        failed.
         """
         with self._changed:
             self._role.check_chunk(epoch)

@@ -68,9 +68,9 @@ class GroupReplica(SoleReplica):
         self._broker_name, self._replica, self._learner = broker_name, replica, learner
         self._settings, self._rules = settings, rules
         self._open_store, self._clock_s = open_store, clock_s
-        # While a thread holds the order lock, no other thread executes an order or appends data from a master.
-        # `_changed` is held only briefly, and never around a call that takes the store's append lock: the store calls
-        # `_on_stored` while it holds the append lock.
+        # `_order_lock`: while a thread holds it, no other thread executes an order or appends data from a master.
+        # `_changed` is held only briefly. No thread may hold it around a call that takes the store's append lock: the
+        # store holds this lock when it calls `_on_stored`, which takes `_changed`.
         self._order_lock = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
@@ -94,7 +94,8 @@ class GroupReplica(SoleReplica):
         """The highest confirm offset that this process has received while it led or followed, and the epoch in which it
         received the offset."""
         self._caught_up = False
-        """True if this process has led, or has had every message that its master had confirmed."""
+        """True if this process has been the master, or if its log has contained every message that its master had
+        confirmed."""
         self._shared_holes: frozenset[int] = frozenset()
         """The offsets of the damaged log ranges (holes) that this replica's master could not repair."""
         self._hole_reports = HoleReports(replica, 0.0)
@@ -172,15 +173,16 @@ class GroupReplica(SoleReplica):
         super().add_progress_listener(callback)
 
     def call_on_log(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, which is called when the log may have grown, by any thread. The callback must not block.
+        """Register `callback`, which is called when the log may have grown. Any thread may call it, so it must not
+        block.
 
-        A change of the role counts as progress (`add_progress_listener`), not as growth of the log.
+        A change of the replica's role does not call `callback`; see `add_progress_listener`.
         """
         self._on_log = callback
 
     def _note_log(self) -> None:
-        """Call the registered callback, because the log may have grown. Any thread may call this method, but may hold
-        no lock except `_changed`."""
+        """Call the registered callback, because the log may have grown. Any thread may call this method. The calling
+        thread must hold no lock, or only the lock `_changed`."""
         if self._on_log is not None:
             self._on_log()
 
@@ -212,8 +214,8 @@ class GroupReplica(SoleReplica):
     def _remember_confirmed(self) -> None:
         """Write this replica's highest confirm offset to disk, if the offset has grown.
 
-        If the disk fails, the replica's next report contains the failure and the previous confirm offset. If the disk
-        is full, which is no failure, the next report also contains the previous offset.
+        If the disk fails, the replica's next report contains the failure and the previous confirm offset. A full disk
+        does not count as a failure: the next report then contains only the previous confirm offset.
         """
         with self._confirm_turn:
             with self._changed:
@@ -254,8 +256,8 @@ class GroupReplica(SoleReplica):
             yield
         except OSError as error:
             if isinstance(error, RaymqError):
-                # Raise this error unchanged, because the disk has not failed: RequestTimeoutError is a RaymqError, but
-                # also an OSError (through TimeoutError).
+                # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError). It does not mean that
+                # the disk has failed, so raise it unchanged.
                 raise
             self._refuse_without_room(error)
             self._store.gate.fail(error)

@@ -74,7 +74,8 @@ class LogCarrier:
         self._asked_s = 0.0
         """The time at which the last READ_LOG was sent to the master."""
         self._sent_s = 0.0
-        """The time at which the slave began to work on the oldest chunk that it has not answered."""
+        """The time at which the slave began to work on a chunk: the oldest of the chunks whose answer has not arrived
+        yet."""
 
     def run(self) -> None:
         """Copy log chunks from the master to the slave until the slave follows another master, or `stopping` is set.

@@ -3,10 +3,10 @@
 This module handles the frames READ_LOG, ACK_LOG and APPEND_LOG. raymq.remoting.lane.log_chunks defines their bytes, and
 actors.replica.replica their meaning.
 
-    READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
-                 Read by the lane's thread, which has just written it; by another one for a follower far behind
-    ACK_LOG      at a master: notes what the follower has, which may take a small chunk now
-    APPEND_LOG   at a slave: written by the lane's thread; answered, in order, once it is on disk
+    READ_LOG     at a master: records what the follower has; the answer is the next chunk, as soon as the log has more.
+                 The lane's thread reads the newest chunks; another thread reads for a follower that is far behind
+    ACK_LOG      at a master: records what the follower has, which may now be ready for a small chunk
+    APPEND_LOG   at a slave: the lane's thread writes the chunk; the answers are sent in order, when chunks are on disk
 
 A waiting frame occupies no thread. No state of this module survives the process.
 """
@@ -38,8 +38,8 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""Number of bytes at the end of the log that are certainly in memory. The lane's thread may read these bytes without
-delay."""
+"""Number of bytes at the end of the log that are certainly in memory. The thread that serves the lanes (direct socket
+connections) may read these bytes without delay."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
 """Maximum time, in seconds, that a READ_LOG waits for the log to grow."""
 APPEND_LOG_TIMEOUT_S: Final = 10.0
@@ -77,12 +77,12 @@ class _Copy:
 
 class LogLanes:
     """Handles the frames by which replicas transfer the log (READ_LOG, ACK_LOG, APPEND_LOG), at one replica. Only the
-    lane's thread may call the methods, except `_note_move`."""
+    thread that serves the lanes (direct socket connections) may call the methods, except `_note_move`."""
 
     def __init__(self, plane: Plane, replica: Replica) -> None:
         self._plane, self._replica = plane, replica
         self._reads: dict[int, _Read] = {}
-        """For each follower, by its number: the READ_LOG frame that waits for the log to grow."""
+        """By the follower's number: the follower's READ_LOG frame that waits for the log to grow."""
         self._copies: deque[_Copy] = deque()
         """The APPEND_LOG frames that wait until their chunks are on disk, in order."""
         self._deadline: Timer | None = None
@@ -135,8 +135,8 @@ class LogLanes:
             acked = decode_read_log(request.payload)
             self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            # Return without an answer, because an ACK_LOG frame gets none. The follower gets the same error as the
-            # answer to its READ_LOG.
+            # Return without an answer: the server never answers an ACK_LOG frame. The follower's READ_LOG frame fails
+            # with the same error, and its answer contains the error.
             return
         finally:
             request.drop()
@@ -160,9 +160,9 @@ class LogLanes:
             if not failure:
                 return
             if beyond <= 0:
-                # Fail the READ_LOG, because the disk has failed and another replica soon becomes the master. If the
-                # follower kept waiting, it would follow the new master late. Until then the new master might have too
-                # few copies to acknowledge messages.
+                # The disk has failed, so another replica soon becomes the master. Fail the READ_LOG, so that the
+                # follower looks for the new master at once. A late follower could leave the new master with too few
+                # copies to acknowledge messages.
                 self._end(read)
                 read.request.fail(ServiceNotAvailableError(f"the log no longer grows: {failure}"))
                 return

@@ -50,8 +50,8 @@ def mend_both(master: StorageCalls, slave: StorageCalls, following: Following, r
 
 
 def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) -> int:
-    """Repair the log of the storage actor `damaged` with bytes from `other`, whose log is equal. `replica`: the number
-    of the replica `other`."""
+    """Repair the damaged ranges in the log of the storage actor `damaged`, with bytes from the storage actor `other`.
+    Apart from damage, both logs have the same bytes. `replica`: the replica number of `other`."""
     holes: tuple[Hole, ...] = damaged.call("log_holes", timeout_s=MEND_CALL_TIMEOUT_S)
     mended = 0
     for hole in holes[:HOLES_MAX]:

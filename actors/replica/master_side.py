@@ -1,7 +1,5 @@
-"""The master's side of a replica: appends that wait for copies, and the log that its followers read.
-
-This module does not use Ray.
-"""
+"""The work of a replica as master: let appends wait until other replicas have copies, and let followers read the log.
+This module does not use Ray."""
 
 from __future__ import annotations
 

@@ -95,8 +95,7 @@ class Replica(MasterSide, FollowerSide):
                 error,
             )
         except OSError as error:
-            # Report that this replica's disk has failed, because a sync-state set or an epoch could not be written to
-            # disk.
+            # Mark this replica's disk as failed, because a sync-state set or an epoch could not be written to disk.
             self._refuse_without_room(error)
             self._store.gate.fail(error)
         return self.account()
@@ -120,8 +119,8 @@ class Replica(MasterSide, FollowerSide):
                     self._sync.decided(order.sync_state_set)
                     self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
-                # wake the appends that wait for replicas, because the master's lease or the sync-state set may have
-                # changed
+                # The order may have changed the master's lease or the sync-state set. So wake the appends that wait for
+                # replicas: they must check again if they are complete.
                 self._store.gate.progress.notify()
         elif isinstance(order, Drain):
             with self._changed:

@@ -106,7 +106,7 @@ class Replicator:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         self._mend(following)
-        # Check the slave while waiting for the master's address: a master that hangs may never return its address.
+        # A master that hangs may never return its address. So keep checking the slave while waiting for the address.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return
@@ -156,7 +156,7 @@ class Replicator:
         self._failure = ""
 
     def _is_followed(self, following: Following) -> bool:
-        """Return True if the slave still follows this master in this epoch."""
+        """Return True if the slave still follows the master and epoch in `following`."""
         now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
         return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
 

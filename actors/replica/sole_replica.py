@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class SoleReplica:
-    """The only replica of a broker group, with its store. Also the base class of a replica with followers.
-    Thread-safe."""
+    """The replica of a broker group that has only one replica, with its store. The class of a replica with followers
+    inherits from this class. Thread-safe."""
 
     has_followers = False
 
@@ -40,8 +40,8 @@ class SoleReplica:
 
     @property
     def store(self) -> MessageStore:
-        """The store, for reads. Raises ServiceNotAvailableError if consumers may see no messages of this
-        replica now."""
+        """The store, for reads. Raises ServiceNotAvailableError while consumers must not read from this
+        replica."""
         return self._store
 
     def require_master(self) -> None:
@@ -87,8 +87,8 @@ class SoleReplica:
         return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
 
     def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
-        """Start an append without waiting (AppendService.start_append); see `append`. Progress listeners are also
-        called when copies arrive at other replicas."""
+        """Start an append, and return without waiting until it is durable (AppendService.start_append); see `append`.
+        The progress listeners are called again each time that other replicas have received copies."""
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
     def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
@@ -113,8 +113,8 @@ class SoleReplica:
         """
         routing, store = self._read_routing()
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        # return before `in_memory` is called: only readers that could use other storage actors need to know if the next
-        # message is in memory
+        # If there are no other storage actors to read from, return now. Only the choice of another storage actor needs
+        # to know if the next message is in memory.
         if not routing.others:
             return results
         return [
@@ -143,7 +143,8 @@ class SoleReplica:
         return ALONE, self._store
 
     def count_reads(self, reads: ReadsInPlace) -> None:
-        """Count messages that clients have read directly from the memory-mapped files as gets of the store."""
+        """Add the messages that clients have read directly from memory-mapped files to the store's read statistics
+        ("gets")."""
         self.store.stats.count_reads(reads.found, reads.messages)
 
     @property
@@ -153,8 +154,8 @@ class SoleReplica:
         return self.store.polls
 
     def status(self) -> dict[str, Any]:
-        """Return the replica's role, epoch, sync-state set and lag, for `raymq status`; empty without
-        followers."""
+        """Return the replication status for `raymq status`: role, epoch, sync-state set and lag. It is empty, because a
+        sole replica has no followers."""
         return {}
 
     def close(self) -> None:

@@ -77,8 +77,8 @@ from storage.replication.epochs import EpochHistory, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
-"""Number of bytes that a lane's frame may have in addition to the bodies or records, whose size the settings
-limit."""
+"""Number of bytes that a frame of a lane (direct socket connection) may have in addition to the bodies or records. The
+settings limit the size of the bodies or records."""
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
@@ -87,8 +87,8 @@ OPEN_PAUSE_FACTOR: Final = 4
 """Factor for the pause after a failed attempt to open the store: the pause is this factor times the duration of the
 attempt."""
 REPLICATE_THREADS: Final = 12
-"""Number of threads for the long poll of the replica's own Replicator, and for calls by up to eight followers'
-Replicators that repair damage."""
+"""Number of threads for calls of Replicators: the long poll of the replica's own Replicator, and damage repairs by up
+to eight followers' Replicators."""
 
 logger = logging.getLogger(__name__)
 
@@ -232,8 +232,8 @@ class Storage:
             return self._make_replica(options)
         except OSError as error:
             if isinstance(error, RaymqError):
-                # Raise this error unchanged: RequestTimeoutError is a RaymqError, but also an OSError (through
-                # TimeoutError).
+                # Raise a RaymqError unchanged. It can be an OSError, too: RequestTimeoutError also inherits from
+                # TimeoutError.
                 raise
             raise StoreError(
                 f"storage actor {self._name} cannot open its store: {error}; check the disk of "
@@ -427,8 +427,8 @@ class Storage:
             self._follow_settings()
 
     def _follow_settings(self) -> None:
-        """Apply the changed live settings to the parts of this actor that have copies of them. The caller holds the
-        lock."""
+        """Pass the changed live settings to the parts of this actor that have their own copies of these settings. The
+        caller holds the lock."""
         now = self._live.now
         self._append_limit.capacity = now.store.send_queue_capacity
         if self._lanes is not None:
@@ -442,7 +442,7 @@ class Storage:
     @ray.method(concurrency_group="control")
     def describe(self) -> StorageDescription:
         """Return the description of this storage actor, with the address of its lane (direct socket connection). If the
-        store could not be opened, raises the reason."""
+        store could not be opened, raises the error that prevented it."""
         self._open()
         assert self._lanes is not None
         return StorageDescription(

@@ -1,7 +1,8 @@
 """The metrics of a storage actor: the counters and the state of its store, as metric series
 (raymq.telemetry.metrics.instruments).
 
-The store keeps plain numbers. Every ten seconds the metrics thread of the actor reports them under their metric names.
+The store counts in plain Python numbers. Every ten seconds the actor's metrics thread reports the counts under the
+metrics' names.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def _report_transactions(reporter: Reporter, store: MessageStore) -> None:
 
 
 def _reserved_ms(store: MessageStore) -> int:
-    """Return the age, in ms, of the oldest stored message; 0 if the store is empty or must not be read now."""
+    """Return the age, in ms, of the oldest stored message. Returns 0 if the store is empty, or if it refuses
+    reads now."""
     try:
         earliest_ms = store.queries.earliest_store_time_ms()
     except RaymqError:

@@ -75,8 +75,7 @@ def prepare(options: AccessOptions, data_dir: Path) -> None:
 
 
 def _check_running(options: AccessOptions) -> None:
-    """Raise ConfigError if the launcher would start servers with access control although servers without it are
-    running, or the reverse."""
+    """Raise ConfigError if `options` enables access control and the running servers have none, or the reverse."""
     servers = [name for name in running() if name.startswith("nameserver-")]
     if not servers:
         return
@@ -109,8 +108,8 @@ def internal_key(data_dir: str) -> bytes:
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            # if two launchers create a key at once, the first link of a key file stays, and both launchers read this
-            # key
+            # Two launchers may create a key at the same time. The file that is linked first stays, and both launchers
+            # read the key from it.
             os.link(made, file)
         except FileExistsError:
             pass

@@ -37,8 +37,8 @@ def topics_to_look_at(status: ClusterStatus) -> list[str]:
 
 
 def writable_of(status: ClusterStatus, routes: Iterable[TopicRoute]) -> dict[str, bool]:
-    """Return for each broker group whether at least one of its topics is writable, according to the topics' routes.
-    True for a group without topics or without known routes."""
+    """Return a dict from each broker group's name to True if at least one of its topics is writable, according to the
+    topics' routes. Also True for a group without topics or without known routes."""
     perms: dict[str, int] = {}
     for route in routes:
         for part in route.queues:

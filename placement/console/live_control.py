@@ -60,7 +60,8 @@ class LiveControl:
     # Methods about the whole cluster
 
     def cluster(self) -> ClusterView:
-        """Return the view of the cluster's servers and stores, as the servers report it."""
+        """Return the data about the cluster's servers and stores that the console shows. The servers report
+        this data."""
         _, draining = operations.placed_replicas()
         nodes = {node["NodeManagerAddress"]: node["NodeID"] in draining for node in ray.nodes() if node["Alive"]}
         status = cluster_status()

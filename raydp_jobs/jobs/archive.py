@@ -145,8 +145,9 @@ def run(
 
 
 def check(client: Client, topic: str, directory: Path) -> None:
-    """Check the topic and the archive before Spark starts. Raises TopicNotExistError, ClientStateError while another
-    run holds the archive's lock, and StoreCorruptError for an archive with gaps or foreign files."""
+    """Check the topic and the archive before Spark starts. Raises TopicNotExistError if the topic does not exist, and
+    ClientStateError if another run holds the archive's lock. Raises StoreCorruptError if the archive has gaps or
+    foreign files."""
     check_topics(client, [topic])
     with locked(directory / topic) as folder:
         next_offsets(find_pieces(folder))
@@ -172,8 +173,9 @@ def archive(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the messages between the bounds of `queues` into `folder`, the archive directory of the topic. The caller
-    must have locked `folder`. Raises the same errors as `run`, which locks the directory and calls this function."""
+    """Archive the messages of `queues`, from the lower to the upper bound of each queue, into `folder`, the archive
+    directory of the topic. The caller must have locked `folder`. Raises the errors of `run`, which locks the directory
+    and calls this function."""
     done = next_offsets(find_pieces(folder))
     starts = {
         queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
@@ -282,7 +284,7 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def spark_stage(spark: SparkSession, client: Client) -> Stage:
-    """Return a stage (a function that writes offset ranges to archive files) that runs one Spark task per offset range.
+    """Return a function that writes offset ranges to archive files (a stage). It runs one Spark task for each range.
     The task reads the range from the client's cluster.
 
     A task runs on the node whose disk holds the range, if an executor on that node is free.

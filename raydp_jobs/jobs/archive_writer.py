@@ -62,9 +62,9 @@ def write_range(
 ) -> list[Written]:
     """Write the messages of an offset range, in offset order, as files in `staging`. Returns the files in order.
 
-    Together the files cover the range. An offset without a message belongs to the preceding file, or to the first file
-    if no file precedes the offset. If the range contains no message, no file is written. Raises FileNotFoundError if
-    `staging` was deleted.
+    Together the files cover the range. If no message has an offset, the offset is covered by the file before it;
+    offsets before the first message are covered by the first file. If the range contains no message, no file is
+    written. Raises FileNotFoundError if `staging` was deleted.
     """
     written: list[Written] = []
     current: _OpenFile | None = None

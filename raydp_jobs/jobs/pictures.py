@@ -58,7 +58,8 @@ def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
 def bars_over_time(
     axes: Any, times: list[datetime], width_s: float, series: dict[str, list[float]], title: str
 ) -> None:
-    """Draw one stacked bar per time, each `width_s` seconds wide. Each series has one value per time."""
+    """Draw a chart of stacked bars over time: one bar, `width_s` seconds wide, for each element of `times`. `series`:
+    by name, one value for each bar."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     below = [0.0] * len(times)

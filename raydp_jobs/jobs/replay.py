@@ -91,7 +91,7 @@ class Pace:
 
     @property
     def rows_max(self) -> int | None:
-        """Maximum number of rows that the replay may send at once; None if the rate is unlimited."""
+        """Maximum number of rows that the replay may send without a pause; None if the rate is unlimited."""
         return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
 
     def pause_s(self, rows: int) -> float:
@@ -120,10 +120,10 @@ def run(
 ) -> ReplayResult:
     """Send the selected rows of `source` to an existing topic, each once, with at most `rate` rows per second.
 
-    On success all rows are stored, as durably as the cluster's settings require. After a failure, only the first rows
-    of each line (sequence of rows) are stored. A run with the same source, selection and `name` (default: the source's
-    path) continues the failed run. `on_plan` is called with the number of rows in the files, and `on_read` with the
-    numbers of rows read.
+    A line is a sequence of rows that are sent in order. On success all rows are stored, as durably as the cluster's
+    settings require. After a failure, only the first rows of each line are stored. A run with the same source,
+    selection and `name` (default: the source's path) continues the failed run. `on_plan` is called with the number of
+    rows in the files, and `on_read` with the numbers of rows read.
 
     Raises the errors of `lines_of`, `read_line` and `RepeatableWriter`. Raises InvalidArgumentError if the rate is
     invalid.
@@ -148,7 +148,7 @@ def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, iden
     """Open a writer for the rows of a line (a sequence of rows with a fixed order).
 
     Rows of an archived queue are all sent to one queue of the topic. Other rows are sent to all queues of the topic,
-    block by block. The choice of queues does not depend on the source's other lines.
+    block by block. The choice of queues depends only on the line itself, not on other lines of the same source.
     """
     topic, place = queues[0].topic, line.place % len(queues)
     if line.is_queue:
@@ -175,8 +175,8 @@ def write_lines(
 
 
 def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Callable[[float], None]) -> None:
-    """Send the rows of a batch at the rate that `pace` allows. Rows that an earlier run has stored do not count for the
-    rate."""
+    """Send the rows of a batch at the rate that `pace` allows. The rate does not count rows that are skipped because an
+    earlier run has stored them."""
     step = pace.rows_max or max(batch.num_rows, 1)
     for first in range(0, batch.num_rows, step):
         part = batch.slice(first, step)
@@ -188,8 +188,8 @@ def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Cal
 
 
 def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Merge the batches of all lines (sequences of rows). Reads next from the line with the fewest rows read so far.
-    Yields each batch with the index of its line."""
+    """Merge the batches of all lines (sequences of rows). The next batch always comes from the line with the fewest
+    rows read so far. Yields each batch with the index of its line."""
     heap = [(0, index) for index in range(len(lines))]
     while heap:
         read, index = heap[0]

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line is a sequence of exported rows with a fixed order, in one or more files. `name`: identifies the line and
-    its first row within the replay's source. `place`: a number that chooses the line's target queue; consecutive lines
-    have consecutive numbers. `is_queue`: True if the rows were the messages of one queue."""
+    """A sequence of exported rows with a fixed order, in one or more files; called a line. `name`: identifies the line,
+    together with its first row, within the replay's source. `place`: a number that chooses the line's target queue;
+    consecutive lines have consecutive numbers. `is_queue`: True if the rows were the messages of one queue."""
 
     name: str
     files: tuple[Path, ...]
@@ -58,7 +58,8 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The Parquet columns that must be read in order to select rows by store time, queue and tag."""
+        """The Parquet columns that the selection needs: a replay may select rows by store time, by queue and by
+        tag."""
         wanted = ["store_timestamp"] if self.period != ALWAYS else []
         wanted += ["broker_name", "queue_id"] if self.queues else []
         return wanted + (["tags"] if self.tags else [])
@@ -131,9 +132,9 @@ def _archive_lines(source: Path) -> list[Line]:
     for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
         files = [piece for piece in group if piece.day]
         if files:
-            # If the oldest archive files of a queue are deleted, all later rows of the queue get other row numbers. So
-            # the line's name contains the start offset of its first file: after such a deletion, the line counts as a
-            # new line.
+            # The name of a queue's line (sequence of rows) contains the start offset of the line's first file. If the
+            # oldest archive files of a queue are deleted, all later rows of the queue get other row numbers. With the
+            # new name, the line then counts as a new line.
             name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
             place = crc32(broker_name.encode()) + queue_id
             lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))

@@ -91,8 +91,8 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_beside(option: str, *unused: str) -> None:
-    """Raise InvalidArgumentError if the command line has one of the parameters `unused`. These parameters have no
-    effect in a command with `option`. Values from environment variables are not refused."""
+    """Raise InvalidArgumentError if the command line has `option` together with a parameter of `unused`. The parameters
+    `unused` have no effect beside `option`. Values from environment variables are not refused."""
     context = click.get_current_context()
     given = [
         parameter.opts[0]
@@ -162,8 +162,8 @@ def spark_job(
 def clear_errors() -> Iterator[None]:
     """Convert a Spark exception that the `with` block raises into a RaymqError with a one-line text.
 
-    If a Spark task raised an error of raymq.common.errors, that error is raised. Otherwise the text is the first error
-    that the text of the Spark exception contains.
+    If a Spark task raised an error of raymq.common.errors, that error is raised again. Otherwise the new error contains
+    the first error that the Spark exception's text names.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -36,11 +36,11 @@ class Period:
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
 
     def scan_options(self) -> ScanOptions:
-        """Return options for a read of the offset range that contains all messages stored in this period of time, and
-        few others.
+        """Return options for a batch read of the messages that were stored in this period of time. The read may return
+        a few other messages, too.
 
-        The range is only approximate if a clock was set back, because then offsets do not ascend with store times. So
-        the messages must also be filtered with the method `of`.
+        If a clock was set back, offsets do not ascend with store times, so the offset range of the period is only
+        approximate. So the messages must also be filtered with the method `of` of this class.
         """
         options: ScanOptions = {}
         if self.start_ms is not None:
@@ -51,7 +51,7 @@ class Period:
         return options
 
     def of(self, messages: DataFrame) -> DataFrame:
-        """Return the rows of `messages` whose store time lies in this period."""
+        """Return the rows of `messages` that were stored between the start and the end of this Period."""
         from pyspark.sql import functions as sf
 
         stored_ms = sf.unix_millis("store_timestamp")

@@ -61,8 +61,8 @@ class TopicFigures:
         return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
 
     def per_second(self, amount: int) -> float | None:
-        """Return `amount` per second, for the time between the topic's first and last message; None if that time is
-        zero."""
+        """Return a rate: `amount` divided by the time, in seconds, between the topic's first and last message. None if
+        that time is zero."""
         return round(amount / self.seconds, 3) if self.seconds else None
 
 

@@ -204,8 +204,8 @@ def figures(
     totals_of = {row["topic"]: row for row in of_topics}
     buckets_of: dict[str, list[Bucket]] = {}
     for row in of_buckets:
-        # Spark's list of tag counts is as long as the topic with the most tags needs. So it may be longer than the list
-        # of this topic's tags; `zip` ignores the rest.
+        # All of Spark's lists of tag counts are as long as the topic with the most tags needs. So this list may be
+        # longer than the list of this topic's tags; `zip` ignores the rest.
         counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
         bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
         buckets_of.setdefault(row["topic"], []).append(bucket)

@@ -191,15 +191,16 @@ def _described(topics: Sequence[str], target: str, windows: Windows) -> dict[str
 
 
 class StoredCounts:
-    """Adds up the counts (result messages) and the batches that a query has stored."""
+    """The totals of a streaming query so far: the number of stored counts (result messages), and the number of stored
+    batches."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
         self.batches = self.counts = 0
 
     def add(self, batch: int, summary: WriteSummary) -> None:
-        """Add a batch of the streaming query, which was stored, to the totals. Each row of the batch is one window's
-        count, so `summary.rows` is the number of counts."""
+        """Add a stored batch of the streaming query to the totals. Each row of the batch is one window's count, so
+        `summary.rows` is the number of counts."""
         self.batches += 1
         self.counts += summary.rows
         self._on_counts(summary.rows)
@@ -266,8 +267,8 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def as_messages(counts: DataFrame, by: By) -> DataFrame:
-    """Convert the rows of `counted` to messages. The body is a JSON object. The tag or key that was counted is also the
-    message's own tag or key.
+    """Convert the rows of `counted` to messages. The body is a JSON object. `counted` counts messages by tag or by key;
+    the message that carries such a count has this tag or key itself.
 
     All counts of one tag or key are sent to one queue, in order.
     """

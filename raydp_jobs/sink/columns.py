@@ -112,14 +112,14 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
 
 
 def has_exchange(df: DataFrame) -> bool:
-    """Return True if the DataFrame's plan has an exchange. Rows then come from the tasks of an earlier stage, in the
-    order in which these tasks end."""
+    """Return True if the DataFrame's plan has an exchange (shuffle of rows between stages). The order of the rows is
+    then not fixed: rows arrive in the order in which the tasks of the earlier stage end."""
     execution = df._jdf.queryExecution()
     plan = execution.executedPlan().toString()
     if _SHUFFLE.search(plan):
         return True
-    # A plan with an ExistingRDD step, as in the batch of a streaming query, hides the plan that computed the step's
-    # rows. Then look for a shuffle in the RDD's description.
+    # In the batch of a streaming query, the plan has the step ExistingRDD. This step hides the plan that computed its
+    # rows, so look for a shuffle in the RDD's description.
     if "ExistingRDD" not in plan:
         return False
     return "Shuffled" in execution.toRdd().toDebugString()

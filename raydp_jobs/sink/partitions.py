@@ -94,8 +94,8 @@ class TaskWrite:
         partition = 0 if context is None else context.partitionId()
         try:
             producer_id = f"{self.query}/{partition}"
-            # The partition's number determines the queue to which the writer writes first. So partitions with few rows
-            # together use all queues.
+            # The partition's number determines the queue to which the writer writes first. So all queues are used, even
+            # if each partition has only a few rows.
             with self.writers.open(producer_id, self.batch, self.first_queue + partition) as writer:
                 for batch in batches:
                     if batch.num_rows:
@@ -191,7 +191,7 @@ def _failed(error: RaymqError, partition: int) -> dict[str, Any]:
 
 
 def _told(kind: str, text: str) -> RaymqError:
-    """Rebuild the error that a task returned, from the name of its class and its text. The result is a
+    """Create the error that a Spark task has returned as the name of its class and its text. The result is a
     MessageIllegalError or, for every other class, an InvalidArgumentError."""
     found = getattr(errors, kind, RaymqError)
     return MessageIllegalError(text) if found is MessageIllegalError else InvalidArgumentError(text)

@@ -23,8 +23,8 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.route import format_order_config, parse_order_config
 
 VERSION: Final = 2
-"""Version of the plan files. Version 1 has no `first_queue`, so a plan whose `first_queue` is 0 is still written in
-version 1."""
+"""Version of the plan files. Version 1 has no field `first_queue`, and its readers take the value 0. So a plan whose
+`first_queue` is 0 is still written in version 1."""
 KEPT: Final = 100
 """Number of batches whose plan files are kept. Spark also keeps its own checkpoint files for 100 batches."""
 

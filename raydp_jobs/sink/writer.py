@@ -103,8 +103,8 @@ def write_topic(
             "write_id must be a text that names the write; leave write_id out for a write that is not repeated"
         )
     write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
-    # The plan file keeps the random first queue for a repeat of the write. A write that can be repeated, but has no
-    # plan file, therefore begins with queue 0.
+    # A repeated write must begin with the same queue as the first attempt. With a plan file, the first queue is random,
+    # because the file stores it for repeats. A write that can be repeated, but has no plan file, begins with queue 0.
     first_queue = secrets.randbelow(QUEUE_NUMS_MAX) if write_id is None or plan_location is not None else 0
     return write.write(df, f"batch/{name}", 0, plan_location, fixes_time=write_id is None, first_queue=first_queue)
 
@@ -189,12 +189,12 @@ class _BatchWrite:
 
 
 class _StreamWrite:
-    """The function that `topic_sink` returns."""
+    """The function that `topic_sink` returns. It writes the batches of a streaming query to a topic."""
 
     _lock: Final = threading.Lock()
     _written: Final[dict[tuple[str, str, str], tuple[str, int]]] = {}
-    """For each streaming query, topic and sink name (the key): the id of the query's run, and the number of the last
-    batch that this process has written."""
+    """For each streaming query, topic and sink name (the key): the last batch that this process has written. The value
+    is the id of the query's run, and the batch's number."""
 
     def __init__(self, write: _BatchWrite, name: str, place: str | None, on_batch: Progress | None) -> None:
         self._write, self._name, self._place, self._on_batch = write, name, place, on_batch

@@ -68,7 +68,7 @@ MORE_SPARK_COLUMNS: Final = StructType(
         StructField("error", _TEXT),
     ]
 )
-"""Additional columns of `read_topic`. It returns them only if the caller requests them by name
+"""Additional columns of `read_topic`, which returns these columns only if the caller requests them by name
 (raymq.records.kernels.columns)."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 

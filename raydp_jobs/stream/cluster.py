@@ -272,8 +272,8 @@ class _Connection:
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
-        """Stop the threads and close this object's client, but leave the client open if it is `keep`. Running calls
-        finish normally."""
+        """Stop the threads of this connection and close its client, unless the client is `keep`. Running calls finish
+        normally."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.client is not keep:
             self.client.close()

@@ -60,8 +60,8 @@ class BatchLimits:
 class LostOffsets:
     """A range of a queue's offsets that the query can no longer read: [`start_offset`, `end_offset`).
 
-    `anew`: True if the queue's topic was deleted and created again, so that offsets from `start_offset` on belong to
-    the deleted topic.
+    `anew`: True if the queue's topic was deleted and created again. Offsets from `start_offset` on then belong to the
+    deleted topic.
     """
 
     queue: MessageQueue

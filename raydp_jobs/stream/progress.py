@@ -168,9 +168,9 @@ OffsetsByQueue = dict[str, dict[str, dict[str, int]]]
 class TopicProgress:
     """The progress of a query's last trigger, for one of the query's topic sources.
 
-    `batch_id`: the batch of the trigger. `messages`: its number of messages, from `start_offsets` (None in a query's
-    first batch) up to, not including, `end_offsets`. `latest_offsets`: the ends of the queues at the time of the
-    trigger. `lag`: the number of messages between `end_offsets` and `latest_offsets`, before any filter.
+    `batch_id`: the batch of the trigger. `messages`: the batch's number of messages, from `start_offsets` (None in a
+    query's first batch) up to, not including, `end_offsets`. `latest_offsets`: the ends of the queues at the time of
+    the trigger. `lag`: the number of messages between `end_offsets` and `latest_offsets`, before any filter.
     """
 
     source: str

@@ -41,12 +41,12 @@ class StreamCluster(Protocol):
     """Interface of the cluster to which a streaming source sends its requests. Thread-safe."""
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return all queues of the streaming source's topics that are known so far. A new queue of a topic becomes
-        known within seconds."""
+        """Return all queues, known so far, of the topics that the streaming source reads. A new queue of a topic
+        becomes known within seconds."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the present bounds of queues. If a broker group does not answer, its queues are omitted; with
+        """Return the present bounds of queues. Queues of a broker group that does not answer are omitted; with
         `all_of_them`, an error is raised instead."""
         ...
 
@@ -74,7 +74,7 @@ class StreamCluster(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources of this connection to the cluster, because no streaming query is running now. A query
+        """Release the resources of this connection to the cluster. Called when no streaming query is running. A query
         may start again later."""
         ...
 
@@ -219,8 +219,8 @@ class TopicSource:
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s
-        # Read the creation ids after the bounds: if an id is unchanged now, it was also unchanged when the bounds were
-        # read. Skip this if no queue has new messages.
+        # Read the creation ids after the bounds: if an id is still the same, it was also the same when the bounds were
+        # read. If no queue has new messages, the ids are not needed.
         known = previous.offsets if previous is not None else {}
         moved = previous is None or any(known.get(queue) != one.max_offset for queue, one in bounds.items())
         creations = self._cluster.creations(_topics_of(bounds)) if moved else {}
@@ -229,11 +229,11 @@ class TopicSource:
         )
 
     def _without_created_anew(self, end: StreamOffsets) -> StreamOffsets:
-        """Return the end of a batch that Spark is about to read. Omits the queues of topics that were deleted and
-        created again after the batch was planned.
+        """Return the end offsets of a batch that Spark is about to read. A queue is left out if its topic was deleted
+        and created again after the batch was planned.
 
-        The offsets of such a queue now mean other messages. Raises DataLossError instead if the option
-        fail_on_data_loss is set.
+        The offsets of such a queue now mean other messages. If the option fail_on_data_loss is set, raises
+        DataLossError instead of leaving out a queue.
         """
         now = self._cluster.creations(_topics_of(end.offsets)) if end.creations else {}
         anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]

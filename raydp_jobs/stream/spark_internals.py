@@ -32,8 +32,8 @@ _READ_ALL: Final = "ReadAllAvailable"
 
 
 def check_spark(installed: str | None = None) -> None:
-    """Raise ClientStateError if the installed Spark is another version than this module was checked with. `installed`:
-    the version; by default the version of pyspark."""
+    """Raise ClientStateError unless the installed Spark has the version with which this module was checked.
+    `installed`: the version of the installed Spark; by default the version of pyspark."""
     found = pyspark.__version__ if installed is None else installed
     if found.split(".")[:2] != SPARK_VERSION.split(".")[:2]:
         raise ClientStateError(
@@ -68,8 +68,8 @@ def default_read_limit(jvm: Any, *, limited: bool) -> Any:
     """Return the read limit that Spark uses by default for a source. `limited`: True if an option of the source limits
     its batches."""
     limits = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-    # Spark only checks whether the read limit has a maximum, which means that the query's trigger limits its batches.
-    # So any number of rows can be the maximum.
+    # A read limit with a maximum tells Spark that the source itself limits its batches. Spark does not use the number,
+    # so 1 is as good as any other.
     return limits.maxRows(1) if limited else limits.allAvailable()
 
 

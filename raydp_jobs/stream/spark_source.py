@@ -129,8 +129,8 @@ class SparkSource:
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
 """Type of a function that reads the messages of offset ranges in a Spark worker, in order.
 
-Its other arguments are a subscription's tag expression and an SQL filter expression; an empty filter expression selects
-all messages.
+Besides the offset ranges, the function has two arguments: a subscription's tag expression and an SQL filter expression.
+An empty filter expression selects all messages.
 """
 
 _CLOSING_PART: Final = '{"closing":true}'

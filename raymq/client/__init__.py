@@ -1,7 +1,7 @@
 """The client package: connections, producers, consumers and administration.
 
-`Client` and `connect` can be imported from this package. Ray Serve stores the code of an autoscaling policy and still
-runs the stored code after an upgrade of raymq. The stored code imports `connect` from `raymq.client`.
+`Client` and `connect` must stay importable from this package. Ray Serve stores the code of an autoscaling policy, and
+runs the stored code even after an upgrade of raymq. This code imports `connect` from `raymq.client`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Client` or `connect` on first use, so that importing another client subpackage does not load the whole
-    client."""
+    """Import `Client` or `connect` on first use. An import of only a subpackage of `raymq.client` then does not load
+    the whole client."""
     if name not in ("Client", "connect"):
         raise AttributeError(f"module 'raymq.client' has no attribute {name!r}")
     from raymq.client import client

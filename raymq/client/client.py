@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from raymq.client.transactions.producer import TransactionProducer
 
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
-"""Default start of a new group with CONSUME_FROM_TIMESTAMP: this many ms in the past (half an hour, as in
-RocketMQ)."""
+"""Default maximum age, in ms, of the first message that a new group with CONSUME_FROM_TIMESTAMP reads: half an hour, as
+in RocketMQ."""
 
 NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
 
@@ -92,8 +92,8 @@ T = TypeVar("T", bound=_Closable)
 logger = logging.getLogger(__name__)
 
 _inherited_ray: list[object] = []
-"""In a forked child process, a reference to the connection to Ray that it inherited from its parent; empty otherwise.
-Only the parent process can use that connection."""
+"""In a forked child process: a reference to the parent's connection to Ray, which the child has inherited; otherwise
+empty. Only the parent process can use this connection."""
 
 CHECK_THREADS: Final = NumberRange(1, 1000)
 """Valid range for the number of threads in which a transaction producer checks local transactions."""
@@ -219,7 +219,7 @@ def _connect(
 
 
 def _print_step(step: str) -> None:
-    """Print a step of the servers' start on standard error, if a user sees it there: the first start takes up to a
+    """Print a step of the servers' start on standard error if it is a terminal, because the first start takes up to a
     minute."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"raymq: {step}", file=sys.stderr, flush=True)
@@ -424,7 +424,8 @@ class Client(Closing):
         self._check_open()
         check_identity(producer_id, epoch)
         identity = ProducerIdentity(producer_id, epoch)
-        # A repeat does not send rows that are stored already, so wait until rows are safe on disk, not only accepted.
+        # If the write is repeated, rows that the store has already accepted are not sent again. So the first attempt
+        # must wait until its rows are safe on disk.
         own = check_repeatable(settings)
 
         def producer() -> Producer:
@@ -488,7 +489,8 @@ class Client(Closing):
         return self._track(engine)
 
     def simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> SimpleConsumer:
-        """Make a consumer in this process that leases messages for a limited time and acknowledges each of them.
+        """Make a simple consumer in this process. The consumer leases messages for a limited time, and acknowledges
+        each message separately.
 
         The options are `ordered` (raymq.client.consumer.simple.settings.SimpleSettings), `consume_from` and
         `consume_timestamp_ms`.
@@ -562,7 +564,8 @@ class Client(Closing):
         future must not wait. If `close` is called in such a callback, it returns at once, and another thread closes the
         client."""
         if in_sender():
-            # If no thread can start, the interpreter exits, and the exit handler closes the client.
+            # If no thread can be started, the interpreter is exiting. In this case the client's exit handler closes the
+            # client.
             start_thread(threading.Thread(target=self.close, name="client-close", daemon=True))
             return
         with self._lock:

@@ -54,16 +54,18 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def direct(method: M) -> M:
-    """Mark a public method of an OfProcess to run in the calling thread, even if the main thread calls the
-    method."""
+    """Mark a public method of a client object (OfProcess) to run in its caller's thread. Without this mark, calls from
+    the main thread run in a helper thread."""
     method.is_direct = True  # type: ignore[attr-defined]
     return method
 
 
 def unwrapped(method: M) -> M:
-    """Mark a public method of an OfProcess to run in the calling thread, without the usual wrapper around the method. A
-    signal handler could run in a wrapper after the method has returned, and some methods do not allow this. Without the
-    wrapper, the method must check its int and float arguments itself."""
+    """Mark a public method of an OfProcess to run in the calling thread, without the usual wrapper around the method.
+
+    A signal handler could run in the wrapper after the method itself has returned. Some methods must not be interrupted
+    there. Unlike other methods, a marked method must check its int and float arguments itself.
+    """
     method.is_unwrapped = True  # type: ignore[attr-defined]
     return direct(method)
 
@@ -159,8 +161,8 @@ def _foreign_error(what: str, maker: int) -> ClientStateError:
 
 
 def _foreign(kind: type, maker: int) -> type:
-    """Return the class that replaces `kind` as an object's class in a forked child. `maker`: the id of the parent
-    process, which created the object."""
+    """Return the class that objects of class `kind` get in a forked child. The class refuses every use of an object
+    except closing. `maker`: the id of the parent process, which created the object."""
 
     def refuse(self: object, name: str) -> Any:
         if name == "close" or (name.startswith("__") and name.endswith("__")):
@@ -168,8 +170,8 @@ def _foreign(kind: type, maker: int) -> type:
         raise _foreign_error(kind.__name__, maker)
 
     def nothing(self: object, *args: object) -> None:
-        """Closing method of an object's copy in a forked child. It does nothing, because the parent process closes the
-        original object."""
+        """Replaces the close method of an object that was copied into a forked child process. It does nothing, because
+        the parent process closes the original object."""
 
     async def nothing_async(self: object, *args: object) -> None:
         """Async closing method of an object's copy in a forked child. It does nothing, because the parent process

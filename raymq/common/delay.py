@@ -132,8 +132,8 @@ def is_waiting_topic(topic: str) -> bool:
 
 
 def names_real_topic(topic: str) -> bool:
-    """True if each message in `topic` names another topic as its real topic, as delayed messages and half
-    messages do."""
+    """True if the messages in `topic` belong to other topics: each message names its real topic. This holds for delayed
+    messages and half messages."""
     return is_waiting_topic(topic) or topic == HALF_TOPIC
 
 

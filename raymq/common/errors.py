@@ -57,7 +57,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 SHOWN_CHARS_MAX: Final = 200
-"""Maximum number of characters of a refused name or filter that an error shows."""
+"""Maximum number of characters that an error text shows of a refused name or filter."""
 
 
 def shortened(text: str, around: int = 0) -> str:
@@ -88,8 +88,8 @@ class RaymqError(Exception):
 
 
 def _named(queue: str) -> str:
-    """Return the words for a queue in an error: its name after the word "queue". A text with spaces is returned
-    unchanged, because it already describes the queue."""
+    """Return the text that names a queue in an error: the word "queue" and the queue's name. A text with spaces is
+    returned unchanged, because it already describes the queue."""
     return queue if " " in str(queue) else f"queue {queue}"
 
 
@@ -128,8 +128,8 @@ class OffsetOutOfRangeError(InvalidArgumentError):
 
 
 class FilterExpressionError(InvalidArgumentError):
-    """A filter expression does not compile. `position`: the position of the fault in `text`, in characters, counted
-    from 1."""
+    """Error for a filter expression that does not compile. `position`: the position of the fault in `text`, in
+    characters, counted from 1."""
 
     code = 23
 
@@ -399,7 +399,8 @@ class RequestTimeoutError(RaymqError, TimeoutError):
 
 
 class RequesterGoneError(RaymqError):
-    """The client that sent a request is no longer connected. The reply is stored, but nobody will read it."""
+    """The reply to a request was stored, but the client that sent the request is no longer connected. So nobody will
+    read the reply."""
 
     def __init__(self, client_id: str, correlation_id: str) -> None:
         super().__init__(client_id, correlation_id)

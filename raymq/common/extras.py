@@ -29,7 +29,8 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def require_extra(extra: str, user: str) -> None:
-    """Check that all packages of `extra` are installed. `user`: what needs the packages, the subject of the error.
+    """Check that all packages of `extra` are installed. `user`: the name of the feature that needs the packages, which
+    begins the error's text.
 
     Raises MissingExtraError with one line that names the missing packages and the command that installs the extra.
     """

@@ -48,7 +48,7 @@ def present_name(name: str) -> str | None:
 
 
 def accept_former_names() -> None:
-    """Make modules importable by their former names in this process. A second call changes nothing."""
+    """Let this process import renamed modules of raymq under their former names. A second call changes nothing."""
     if _finder not in sys.meta_path:
         # The finder for former module names must be the first in `sys.meta_path`. Another finder would load the
         # module's file a second time, and so create each of its classes twice.
@@ -75,7 +75,7 @@ class _Finder:
         module with the present name."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the empty module, which `sys.modules` holds under a former name, by the module that has the present
+        """Replace the empty module that `sys.modules` holds under the former name by the module that has the present
         name."""
         sys.modules[module.__name__] = import_module(_present(module.__name__))
 

@@ -74,11 +74,14 @@ def take(identity: Identity) -> None:
 
 
 def give_back(identity: Identity) -> None:
-    """Undo one `take` of this user. After the last `give_back`, the process acts as no user."""
+    """Undo one earlier call of `take` for this user. After the last `give_back`, the process no longer acts as
+    a user."""
     with _holder.lock:
         known = _holder.identity
         if known is None or not _same(known, identity):
-            return  # the process no longer acts as this user, because a forked child or a test replaced the identity
+            # the process no longer acts as the user `identity`, because it is a forked child or a test replaced the
+            # user
+            return
         _holder.count -= 1
         if _holder.count <= 0:
             _holder.identity, _holder.count = None, 0

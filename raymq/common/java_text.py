@@ -13,8 +13,8 @@ _NUMBER: Final = re.compile(r"[+-]?\d{1,18}")
 def decode_utf8(data: bytes) -> str:
     """Decode bytes as Java's `new String(data, UTF_8)`: malformed bytes become replacement characters.
 
-    The result differs from Python's "replace" for an encoded surrogate (ED A0 80 to ED BF BF, even truncated). Java
-    inserts one replacement character, Python inserts one for each byte.
+    The result differs from Python's `errors="replace"` if the bytes contain an encoded surrogate (ED A0 80 to ED BF BF,
+    even truncated). Java replaces the whole surrogate by one replacement character; Python replaces each byte.
     """
     try:
         return data.decode()

@@ -683,9 +683,9 @@ class SendStatus(Enum):
 
 
 class SendResult(Struct, frozen=True, gc=False):
-    """The result of one sent message: its queue and offset. `message_id`: the unique id. `offset_message_id`: names the
-    message's record. `recall_handle`: recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None
-    for messages without `deliver_at_ms`."""
+    """The result of one sent message: its queue and offset. `message_id`: the unique id. `offset_message_id`: the id
+    that contains the physical offset of the message's record. `recall_handle`: the text with which `Producer.recall`
+    recalls a message that waits for its `deliver_at_ms`; None for messages without `deliver_at_ms`."""
 
     status: SendStatus
     message_id: str
@@ -751,11 +751,9 @@ class ConsumeFromWhere(Enum):
 
 
 def copied_message(message: MessageExt, topic: str, added: Mapping[str, str]) -> SystemMessage:
-    """Return a received message as a message to `topic` that also has the properties `added`.
-
-    The copy is not checked: it must be possible to send each message of a store again, and RocketMQ's clients send
-    messages that break a rule of Message, for example with a space before the tag.
-    """
+    """Return a received message as a message to `topic` that also has the properties `added`. The copy is not checked,
+    because it must be possible to send each stored message again. RocketMQ's clients send messages that break a rule of
+    Message, for example with a space before the tag."""
     copied = SystemMessage(topic, b"-")
     fields = (message.body, message.tags, message.keys, {**message.properties, **added}, message.flag)
     for name, value in zip(("body", "tags", "keys", "properties", "flag"), fields, strict=True):

@@ -35,8 +35,8 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""The name prefix of light queues. If a message names light queues, it is put into these queues in addition to its own
-queue (storage/dispatch/multi_dispatch.py)."""
+"""The name prefix of light queues. A message that names light queues is put into these light queues in addition to its
+own queue (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
 """The topic that contains the records of a broker's state. It is in the store of the broker's own group
@@ -74,8 +74,8 @@ SYSTEM_GROUPS: Final = frozenset(
 """RocketMQ's predefined consumer and producer groups (spec/messaging.md §2.7)."""
 
 REBALANCE_SLOTS: Final = 4
-"""Number of slots into which consumer groups are divided by name. This number is also the maximum number of Rebalance
-actors in a cluster."""
+"""Number of slots (shares) into which all consumer groups are divided by the groups' names. This number is also the
+maximum number of Rebalance actors in a cluster."""
 
 NODE_ID_SHOWN: Final = 16
 """Number of hexadecimal digits of a Ray node's id that raymq shows; the whole id has 56 digits."""
@@ -90,8 +90,8 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """True if the server created `topic` for its own use or for a group, or if `topic` is a light queue. Users do not
-    create internal topics by name."""
+    """True if `topic` is internal: the server created it for its own use or for a group, or it is a light queue. Users
+    do not create internal topics by name."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
 
 
@@ -250,8 +250,8 @@ class PredicateName:
     """Name of a predicate actor, such as `predicate-STORAGE-3f9a2c…-GROUP-0a1b…`. The actor runs one predicate of a
     consumer group on the node of a storage actor.
 
-    `user`: the user in whose name the predicate's actor reads messages, at the end of the name; empty without access
-    control.
+    `user`: the user in whose name the predicate's actor reads messages; empty without access control. The actor's name
+    ends with it.
     """
 
     storage: str

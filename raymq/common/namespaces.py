@@ -159,7 +159,8 @@ class Namespace:
         self.name = check_namespace(name) if name else ""
 
     def __bool__(self) -> bool:
-        """True if this namespace is not empty. Only the empty namespace leaves names unchanged."""
+        """True if this is a real namespace, whose names have a prefix. False for the empty namespace, which leaves
+        names unchanged."""
         return bool(self.name)
 
     def __reduce__(self) -> tuple[type[Namespace], tuple[str]]:
@@ -195,7 +196,7 @@ class Namespace:
         return [self.shown_queue(queue) for queue in queues]
 
     def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return messages with their topics' names as users of this namespace see them. Decodes no message."""
+        """Return messages whose topics have the names that users of this namespace see. Decodes no message."""
         if not self.name:
             return messages
         shown: list[MessageExt] = []
@@ -217,8 +218,8 @@ NO_NAMESPACE: Final = Namespace()
 
 
 class _ShownMessages:
-    """A source of messages whose topics' names are without the namespace. All other fields come from the source that
-    this object wraps."""
+    """Wraps a source of messages, and removes the namespace from the topics' names. All other fields are returned as
+    the wrapped source has them."""
 
     def __init__(self, source: MessageSource, namespace: str) -> None:
         self._source: Any = source

@@ -6,8 +6,8 @@
     fields        check_fields: the numbers of a settings object
 
 A program may pass anything as a number: text from an environment variable, NaN, a numpy number, a bool. If no range is
-given, an int has at most 63 bits and a sign. A time in ms (`…_ms`) is then not negative, and a time in seconds (`…_s`)
-is at most 31 years. So no accepted number overflows a record, a lock or a poll.
+given, an int must fit in 64 bits with its sign. In this case a time in ms (`…_ms`) must not be negative, and a time in
+seconds (`…_s`) is at most 31 years. So no accepted number overflows a record, a lock or a poll.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ POINT_IN_TIME_MS: Final = NumberRange(978_307_200_000, NUMBER_MAX, otherwise=0)
 """Allowed points in time, in ms since 1970: 0, or the year 2001 and later. A present time in seconds is smaller than
 this range. It is refused, because read as ms it would be a day of January 1970."""
 SECONDS_HINT: Final = "is it in milliseconds?"
-"""Last words of the error for a point in time that is out of range. They ask if the caller has passed seconds instead
-of milliseconds."""
+"""Last words of the error message for a point in time that is out of range. The words ask if the value is in
+milliseconds, because the caller may have passed seconds."""
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)
@@ -97,7 +97,8 @@ def number_of_text(name: str, text: str, bounds: NumberRange = NOT_NEGATIVE) -> 
 
 
 def bounded(**ranges: NumberRange) -> Callable[[F], F]:
-    """Decorate a function with the allowed ranges of its arguments; `checked` then checks these ranges."""
+    """Decorate a function with the allowed ranges of its number arguments. `checked` checks the arguments against these
+    ranges at each call."""
 
     def mark(function: F) -> F:
         function.number_ranges = ranges  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
 """Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
 Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
-has finished, before functions registered with `atexit` run. From Python 3.12 on, no thread can be started then. But a
-client that such a function closes still has to commit offsets. So the calling thread then makes the calls itself.
+has finished, even before the functions registered with `atexit` run. From Python 3.12 on, no thread can be started
+then, either. But if such a function closes a client, the client still has to commit offsets. So if no thread can be
+started, the calling thread makes the calls itself.
 
 Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
 KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
@@ -74,7 +75,7 @@ class _Helper:
             if not _idle:
                 try:
                     _idle.append(_Helper())
-                # the process cannot start more threads now; this helper can still make the call
+                # the process cannot start another helper thread now; this helper thread can still make its own call
                 except RuntimeError as error:
                     logger.debug("no further helper thread can be started now: %s", error)
             call.make()
@@ -185,8 +186,8 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
     """Make a call that no signal handler interrupts. If the main thread calls `aside`, the call runs in a helper
     thread.
 
-    Returns the call's result or raises its exception. If a signal handler raises an exception in the main thread, it is
-    raised at once, and the call still runs to its end.
+    Returns the call's result or raises its exception. If a signal handler raises an exception in the main thread,
+    `aside` raises this exception at once, and the call still runs to its end.
     """
     if get_ident() != threading.main_thread().ident:
         return function(*arguments, **keywords)

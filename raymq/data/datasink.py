@@ -100,9 +100,9 @@ class TopicDatasink(Datasink):
         self._fix()
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Fix the values that must be equal for all attempts of a task. If the rows' columns are known, check that they
-        include the configured fields. Ray Data calls this method in the driver, before the first task. Raises the same
-        errors as `write_topic`."""
+        """Choose, once for all attempts of the tasks, the values that must be equal in all attempts. If the rows'
+        columns are known, check that they include the fields that the options name. Ray Data calls this method in the
+        driver, before the first task. Raises the same errors as `write_topic`."""
         if schema is not None and schema.names:
             self.check_fields(schema.names)
         self.summary = None

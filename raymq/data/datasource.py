@@ -1,9 +1,9 @@
 """RangesDatasource and TopicDatasource: fixed offset ranges of topics as read tasks of Ray Data.
 
-driver   fixes the ranges when the datasource is created, so every execution reads the same offsets
-task     connects once per worker process; then, for each of its ranges, reads record bytes from mapped files (on
+driver   fixes the ranges when the datasource is created, so every execution reads the same offsets task     connects
+once per worker process; then, for each of its ranges, reads record bytes from mapped files (on
          the storage actor's node) or over a lane (direct socket connection), decodes them into Arrow columns, and
-         returns blocks of the context's target_max_block_size
+         returns blocks of at most the size `target_max_block_size` of Ray Data's context
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RangesDatasource(Datasource):
         user."""
 
     def get_name(self) -> str:
-        """Return the name of the read in Ray's progress bars."""
+        """Return the name that Ray's progress bars show for this read."""
         return "Topic"
 
     def estimate_inmemory_data_size(self) -> int:
@@ -212,9 +212,10 @@ def _read_task(
 
 
 def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
-    """Estimate the size in bytes of the Arrow rows of an offset range. The small columns of a row take about as much
-    memory as the header of its record. So if bodies are read, the estimate is the size of the records. The result is
-    never 0, because Ray Data interprets 0 as no rows."""
+    """Estimate the size in bytes of the Arrow rows of an offset range. If bodies are read, the estimate is the size of
+    the records: the other columns of a row take about as much memory as the record's header. Without bodies, the
+    estimate is ROW_BYTES per offset, but at most the size of the records. The result is never 0, because Ray Data
+    interprets 0 as no rows."""
     return piece.size_bytes if "value" in columns else min(piece.size_bytes, piece.range.size * ROW_BYTES)
 
 

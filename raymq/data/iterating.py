@@ -129,7 +129,7 @@ class BatchProgress:
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
         """Commit the end offsets of `ranges` durably. If a queue's offset was reset after the ranges were planned, the
-        offset does not change."""
+        commit leaves the reset offset unchanged."""
         self._commit({one.queue: one.end_offset for one in ranges})
 
     def _commit(self, offsets: Mapping[MessageQueue, int]) -> None:

@@ -202,13 +202,15 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Distribute a piece of an offset range over the parts of a read, which have equal bytes. A piece that extends over
-    several parts is divided. `before_bytes`: the total bytes of all previous pieces."""
+    """Put one piece of an offset range into the part of the read to which it belongs. All parts have equal bytes. If
+    the piece extends over several parts, divide it among them. `before_bytes`: the total bytes of all previous pieces.
+    """
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # `edge_bytes`: the end of part `index` of the read, in bytes from the beginning of `piece`.
+        # `edge_bytes`: the end of the read's part `index`, in bytes from the beginning of `piece`, the offset range
+        # that is being distributed over the parts.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:

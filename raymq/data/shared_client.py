@@ -43,8 +43,8 @@ class SharedClient:
         in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
 
     def _begin(self) -> None:
-        """Reset this object to its first state: it has no client, and no task uses a client. Called by the constructor,
-        and in a forked child."""
+        """Reset the shared client of the tasks to its first state: no client is connected, and no task uses one. Called
+        by the constructor, and in a forked child."""
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -55,8 +55,8 @@ class SharedClient:
 
     @contextmanager
     def use(self, identity: Identity | None = None, namespace: str = "") -> Iterator[Client]:
-        """Return the client for a user and a namespace. The client stays open until the block ends. An open client of
-        another user or namespace is closed first.
+        """Return the client for a user and a namespace. The client stays open at least until the `with` block ends. An
+        open client of another user or namespace is closed first.
 
         Raises the errors of `raymq.connect`, and ClientStateError while tasks of another user or namespace use the
         client.
@@ -84,8 +84,8 @@ class SharedClient:
         try:
             yield client
         finally:
-            # Release the client only in the process that took it: a child process that was forked in this block does
-            # not use the parent's client.
+            # Release the client only in the process that took it. A child process that was forked inside the `with`
+            # block does not use the parent's client.
             if user_of == self._process_id:
                 self._leave()
 

@@ -36,15 +36,15 @@ NAME_SERVERS_MAX: Final = 3
 DEFAULT_TIMEOUT_S = 10.0
 """Timeout in seconds of an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""Pause in seconds before a call is signed for the third time. A signature is refused if the actor has restarted, so
-the pause avoids a busy loop while an actor restarts repeatedly."""
+"""Pause in seconds before a call is signed for the third time. A restarted actor refuses old signatures. So if an actor
+restarts repeatedly, a client without this pause would sign the call again and again in a busy loop."""
 CLOCKS_MAX: Final = 10_000
 """Maximum number of actors whose clocks a client stores. If there are more, the client drops all stored clocks and
 requests them again."""
 
 _clocks: Final[dict[str, tuple[bytes, int]]] = {}
-"""Maps an actor's name to (the id of the actor's process, the ms by which that process's clock is ahead of this
-process's clock)."""
+"""For each actor's name: the id of the actor's process, and the number of ms by which its clock is ahead of this
+process's clock."""
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
     """Start a call to an actor and wait for its result. If the actor requires a new signature, sign and start the call
     again until the timeout.
 
-    An actor refuses a call whose signature names no process incarnation, or another incarnation. A refused call does
-    not run.
+    A signature names the process incarnation of the actor. If it names no incarnation, or not the present one, the
+    actor refuses the call, which then does not run.
     """
     until_s = time.monotonic() + timeout_s
     left_s, pause_s = timeout_s, 0.0

@@ -44,7 +44,7 @@ ADVICE: Final = (
     "Open the firewalls between this node and that address, then run `raymq doctor`, which tests the lanes "
     "between all nodes. Run a program outside of the cluster's network as a Ray job."
 )
-"""The advice that ends the text of an error about a lane that cannot be opened."""
+"""The advice that ends the text of an error about a lane (direct socket connection) that cannot be opened."""
 
 
 def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) -> ServiceNotAvailableError:
@@ -98,8 +98,8 @@ class LanePool(Generic[D, L]):
         self._description: D | None = None
         self._idle: list[L] = []
         self._in_use: set[object] = set()
-        """One token for each call that uses a lane now. `set.discard` removes a token in a single C call, so a signal
-        handler cannot interrupt the removal."""
+        """One token for each call that uses a lane (direct socket connection) now. `set.discard` removes a token in a
+        single C call, so a signal handler cannot interrupt the removal."""
         self._is_closed = False
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> D:
@@ -171,7 +171,8 @@ class LanePool(Generic[D, L]):
             lane.close()
 
     def close(self) -> None:
-        """Close the idle lanes, and keep no idle lanes from now on. Running calls finish normally."""
+        """Close the idle lanes (direct socket connections) of this pool, and keep no idle lanes from now on. Running
+        calls finish normally."""
         self._is_closed = True
         self.drop()
 
@@ -195,7 +196,8 @@ class LanePool(Generic[D, L]):
             time.sleep(pause_s)
 
     def _take_now(self, token: object, description: D, timeout_s: float) -> L:
-        """Return an idle lane, or try once to open a new lane. Raises the errors in LANE_NOT_OPENED."""
+        """Return an idle lane (direct socket connection), or try once to open a new lane. Raises the errors in
+        LANE_NOT_OPENED."""
         with self._lock:
             if token not in self._in_use:
                 if len(self._in_use) >= LANES_MAX:

@@ -19,17 +19,18 @@ from raymq.remoting.master_locator import RouteSource
 
 
 class NamespacedRoutes:
-    """Routes of topics by their names within a namespace. The routes are from `routes`. Thread-safe."""
+    """A view of the topic routes in `routes`, by topic names without the namespace prefix of `names`.
+    Thread-safe."""
 
     def __init__(self, routes: RouteSource, names: Namespace) -> None:
         self._routes, self._names = routes, names
         self._shown: dict[str, tuple[TopicRoute, TopicRoute]] = {}
-        """Maps a topic's name within the namespace to two routes: the topic's last route, and a copy of this route
-        under the name within the namespace."""
+        """For each topic name without the namespace's prefix, two routes: the topic's last route, and a copy of this
+        route in which the topic has this name."""
 
     def get(self, topic: str) -> TopicRoute:
-        """Return the topic's route. Raises TopicNotExistError if the topic does not exist; the error has the topic's
-        name within the namespace."""
+        """Return the topic's route. Raises TopicNotExistError if the topic does not exist. The error's text shows the
+        topic's name without the namespace prefix."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get(self._names.wrap(topic)))
 

@@ -55,7 +55,8 @@ class QuestionListener:
         self._thread = start_daemon(self._run, name="questions")
 
     def begin_close(self) -> None:
-        """Accept no more queries. The broker ends the running long poll after the client unregisters."""
+        """Stop asking the broker for administrators' queries. The broker ends a long poll that is in progress after the
+        client has unregistered."""
         self._stop.set()
 
     def close(self) -> None:

@@ -92,8 +92,9 @@ class RouteCache:
             raise TopicNotExistError(topic, self._nearest(topic)) from None
 
     def _nearest(self, topic: str) -> tuple[str, ...]:
-        """Return the names of the topics that a user who wrote `topic` may have meant. Empty if no NameServer returns
-        its topics, because a suggestion must not hide the error itself."""
+        """Return the names of the topics that a user who wrote `topic` may have meant. If no NameServer returns its
+        topics, the result is empty and no error is raised: the caller raises TopicNotExistError, which another error
+        must not hide."""
         if not self._suggests or is_internal_topic(topic):
             return ()
         names, until_s = self._listed
@@ -166,7 +167,8 @@ class RouteCache:
                 if not topics:
                     return
                 if len(topics) > 1:
-                    # If fetching the routes together fails, the route of each topic is refreshed separately.
+                    # First fetch all routes in one call. If this call fails, the loop below refreshes the route of each
+                    # topic separately.
                     with suppress(RaymqError):
                         self.fetch(topics)
                 for topic in topics:
@@ -211,8 +213,8 @@ class RouteCache:
     def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
         """Return the routes of many topics with one call to a NameServer, bypassing the cache.
 
-        The result has no route for a topic that the NameServer lacks, or whose route may lack a broker; `get` raises
-        the reason.
+        The result has no route for a topic that the NameServer does not have, or whose route may lack a broker. For
+        such a topic, `get` raises an error with the reason.
         """
         routes = self._call_any(lambda server, left_s: dict(server.call("topic_routes", topics, timeout_s=left_s)))
         return {topic: route for topic, route in routes.items() if route.complete}

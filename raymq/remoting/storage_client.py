@@ -47,8 +47,8 @@ from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePo
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
 REPORT_READS_S: Final = 1.0
-"""Minimum interval in seconds between two reports of direct reads from mapped files. It applies to a client that sends
-no fetches."""
+"""Minimum interval in seconds at which a client reports its direct reads from mapped files to the store. Only for a
+client that sends no fetches: each fetch contains such a report."""
 REPORT_READS_TIMEOUT_S: Final = 2.0
 LONE_RECORD_MAX_BYTES: Final = 60 << 10
 """Maximum size in bytes of a single-message record that is sent in one buffer with its frame header. The server treats
@@ -122,8 +122,8 @@ class _Reads:
 
     @property
     def pending(self) -> bool:
-        """True if reads from mapped files were counted that the storage actor does not have in its statistics
-        yet."""
+        """True if this client has counted reads from mapped files that are still missing in the storage actor's
+        statistics."""
         return self._reads.found > 0
 
     def is_due(self) -> bool:
@@ -141,8 +141,8 @@ class _Reads:
             return reads
 
     def put_back(self, reads: ReadsInPlace) -> None:
-        """Restore the counts `reads` of direct reads that `take` returned, because they could not be reported to the
-        storage actor. They are added to the counts of newer reads."""
+        """Add `reads`, the counts of direct reads that `take` returned, to the counts of newer reads. Called if `reads`
+        could not be reported to the storage actor."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
 
@@ -347,8 +347,9 @@ class StorageClient:
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """Return the total size of the records in several offset ranges, in bytes. Each range is divided into equal
-        parts, and the result has one size for each part (raymq.records.logfiles.span_bytes)."""
+        """Return the sizes of the records in several offset ranges, in bytes. Each range is divided into equal parts,
+        and the result has, for each range, the total size of the records in each part
+        (raymq.records.logfiles.span_bytes)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
@@ -412,7 +413,8 @@ class StorageClient:
         return self._local_reader()
 
     def close(self) -> None:
-        """Close the client's idle lanes and unmap the store's files. Running calls finish normally."""
+        """Close the client's idle lanes (direct socket connections) and unmap the store's files. Running calls finish
+        normally."""
         self._lanes.close()
         with self._lock:
             reader, self._reader = self._reader, None

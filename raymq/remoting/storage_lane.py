@@ -36,11 +36,11 @@ from raymq.remoting.lane.reads import (
 )
 
 FAREWELL_TIMEOUT_S: Final = 0.1
-"""Timeout in seconds for sending the last count of direct reads when a watch of queues is closed. The count is only for
-statistics."""
+"""Timeout in seconds of the last report before a watch of queues is closed. The report counts the reads from mapped
+files since the previous report. It is only for statistics."""
 WATCH_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds for sending the request of a watch, which reports new messages of queues. Also the timeout for
-receiving the rest of an answer whose first bytes have arrived."""
+"""Timeout, in seconds, for sending the request of a watch. (A watch is a connection on which the store reports new
+messages.) After the first bytes of an answer have arrived, the same timeout applies to the rest of the answer."""
 
 
 class StorageLane:
@@ -51,18 +51,19 @@ class StorageLane:
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Open a lane to the storage actor at `address`, over TCP if the actor is `remote`. Raises the errors of
-        `Lane`."""
+        """Open a lane (direct socket connection) to the storage actor at `address`, over TCP if the actor is `remote`.
+        Raises the errors of `Lane`."""
         self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
         self._handles = ClientHandles()
 
     @property
     def closed(self) -> bool:
-        """True if the lane is closed: after `close`, and after a call that got no answer."""
+        """True if the lane (direct socket connection) is closed: after `close`, and after a call that got no
+        answer."""
         return self._lane.closed
 
     def close(self) -> None:
-        """Close the lane. Idempotent."""
+        """Close the lane (direct socket connection). Idempotent."""
         self._lane.close()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
@@ -143,14 +144,15 @@ class EndsWatch:
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
-        """Queues whose end offsets the last call of `ask` requested."""
+        """The queues whose end offsets were requested by the last call of `ask`."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
-        """Counts of the direct reads from mapped files that were made after the last call of `ask`, which reported the
-        earlier reads."""
+        """Counts of the direct reads from mapped files since the last call of `ask`. Each call of `ask` reports these
+        counts to the store."""
 
     def fileno(self) -> int:
-        """Return the file descriptor of the lane's socket, which is readable after an answer has arrived."""
+        """Return the file descriptor of the lane (direct socket connection). It is readable after an answer has
+        arrived."""
         return self._lane.fileno()
 
     @property

@@ -33,7 +33,7 @@ from raymq.serve.task import Task, is_task_id
 from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
-"""Ray Serve's default concurrency. It is used in programs that do not consume tasks."""
+"""Ray Serve's default concurrency. A program that only sends tasks, and consumes none, uses this value."""
 _CONCURRENCY_RANGE: Final = NumberRange(1, 10_000)
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
@@ -58,7 +58,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         self._handlers: dict[str, Handler] = {}
         self._concurrency = CONCURRENCY
         self._lock = threading.Lock()
-        """Guards `_connection` and `_worker`: this adapter's connection to raymq, and its task worker."""
+        """Lock that guards `_connection` and `_worker`: this adapter's connection to raymq, and its task
+        worker."""
         self._connection: TaskConnection | None = None
         self._worker: TaskWorker | None = None
 
@@ -72,7 +73,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
-                # Do not run the finalizer at exit, because the client closes itself.
+                # The finalizer closes the connection when the adapter is deleted. It need not run at the process's
+                # exit, because the client then closes itself.
                 weakref.finalize(self, _close_later, connection).atexit = False
 
     def register_task_handle(self, func: Handler, name: str | None = None) -> None:

@@ -117,8 +117,8 @@ class TaskConnection(OfProcess):
         return [state for state in states if state is not None and state.task_id == task_id]
 
     def summary(self) -> GroupSummary:
-        """Return a summary of the replicas' consumer group: its lag, the number of messages that wait for a retry, and
-        the number of dead letters."""
+        """Return a summary of the consumer group to which the deployment's Ray Serve replicas belong: its lag, the
+        number of messages that wait for a retry, and the number of dead letters."""
         return tasks_summary(self._admin, self._settings.group, self._settings.queue)
 
     # Methods that a Ray Serve replica calls

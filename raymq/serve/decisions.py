@@ -22,8 +22,8 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, TaskError, decode_task
 
 RETRY_LEVEL_MAX: Final = 5
-"""Delay level of the longest pause between two attempts to run a task, 1 min. If the first pause is longer, the first
-pause's level applies."""
+"""Delay level of the longest pause between two attempts to run a task: 1 min. If the pause before the second attempt
+has a higher level, all pauses have that level."""
 DEAD: Final = -1
 """Value that is used instead of a delay level to move a message to the dead-letter topic."""
 ERROR_CHARACTERS_MAX: Final = 2000

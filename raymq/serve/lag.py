@@ -1,5 +1,5 @@
-"""Computes the lag of the Ray Serve replicas that run the tasks of one task queue. The lag is also defined before the
-first replica has started."""
+"""Computes the lag of one task queue: the tasks that its Ray Serve replicas have not finished. The lag is also defined
+before the first replica has started."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
 
 
 def tasks_summary(admin: Admin, group: str, queue: str) -> GroupSummary:
-    """Return the group summary of `group`, which contains the replicas of task queue `queue`. Before the first replica
-    has started, all tasks in the queue count as lag. Raises GroupNotExistError if the group does not exist, and
-    ServiceNotAvailableError or RequestTimeoutError if a broker does not answer."""
+    """Return the group summary of `group`, the consumer group of the Ray Serve replicas that work on task queue
+    `queue`. Before the first replica has started, all tasks in the queue count as lag. Raises GroupNotExistError if the
+    group does not exist, and ServiceNotAvailableError or RequestTimeoutError if a broker does not answer."""
     summary = admin.group_summary(group)
     if any(progress.queue.topic == queue for progress in summary.queues):
         return summary

@@ -74,7 +74,8 @@ class RaymqLagPolicy:
             summary = tasks_summary(self._client.admin, self._group, self._queue)
             self._lag = summary.lag + summary.retry_lag
         except GroupNotExistError:
-            self._lag = 0  # The consumer group does not exist: no replica has started, and no task was sent.
+            # The lag is 0 if the consumer group does not exist yet: no replica has started, and no task was sent.
+            self._lag = 0
         except RaymqError as error:
             logger.warning("cannot read the lag of group %s, using its last known lag: %s", self._group, error)
 
@@ -83,8 +84,9 @@ class RaymqLagPolicy:
         from raymq.common.parallel import start_thread
 
         client = connect(self._address, namespace=self._namespace)
-        # Ray Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
-        # because the garbage collector may run at a point where blocking is not allowed.
+        # Ray Serve drops this policy object without calling a close method, so a finalizer closes the object's client.
+        # The finalizer starts a thread, because the garbage collector may call it at a point where blocking is not
+        # allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
         # Do not run the finalizer at the process's exit: every client closes itself at exit.
         weakref.finalize(self, start_thread, closer).atexit = False

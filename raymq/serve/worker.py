@@ -164,7 +164,8 @@ class TaskWorker:
         """Commit the acknowledged tasks, and leave the consumer group."""
         try:
             self._source.close()
-        # Catch every error: leaving the group also fails at the interpreter's exit, when thread pools no longer work.
+        # Catch every error, not only raymq's errors: at the interpreter's exit, leaving the group fails because thread
+        # pools no longer work.
         except Exception as error:
             logger.warning(
                 "worker %s could not leave its group; its last tasks are delivered again: %s", self._rules.worker, error
@@ -180,7 +181,8 @@ class TaskWorker:
                 backoff.reset()
             except ClientStateError:  # the consumer is closed, because the connection to raymq is being closed
                 return
-            except Exception as error:  # A store is unavailable or a record is damaged: retry after a pause.
+            # for example, a store is unavailable or a record is damaged: log the error, pause, and poll again
+            except Exception as error:
                 unexpected = not isinstance(error, RaymqError)
                 logger.warning(
                     "worker %s cannot receive tasks now, retrying: %s", self._rules.worker, error, exc_info=unexpected
@@ -211,7 +213,9 @@ class TaskWorker:
         while (message := self._delivered.get()) is not None and not self._stopping:
             try:
                 self._handle(message)
-            except Exception:  # a bug in raymq: the task is delivered again after this process has ended
+            # any error here is a bug in raymq: the task stays unacknowledged, and is delivered again after this process
+            # has ended
+            except Exception:
                 logger.exception("worker %s failed to handle a task", self._rules.worker)
             finally:
                 with self._changed:
@@ -241,7 +245,7 @@ class TaskWorker:
 
     def _tell_start(self, state: StateRecord) -> None:
         """Send the task state STARTED without waiting until it is stored. raymq uses this state only to inform users,
-        and to count the replicas that died during an attempt."""
+        and to count the Ray Serve replicas that died during an attempt of the task."""
         self._count(state)
         try:
             self._store.tell(state, state.encode())

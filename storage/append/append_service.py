@@ -92,8 +92,8 @@ class AppendService:
     ) -> StartedAppend:
         """Start an append as `append` does, but do not wait for the disk or for copies on replicas.
 
-        On return the batches are written. `StartedAppend.settle` returns the results, or raises the errors of the wait.
-        This call may wait for the append lock, for at most wait_time_in_send_queue_ms.
+        On return the batches are written. Later `StartedAppend.settle` returns the results, or raises the errors of the
+        flush and of the copies. This call may wait for the append lock, for at most wait_time_in_send_queue_ms.
         """
         start_s, gate = time.monotonic(), self._gate
         if timeout_s is None:
@@ -130,8 +130,8 @@ class AppendService:
             raise
 
     def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
-        """Update the statistics for an append that began at `start_s` and ended at `end_s`, whether or not it became
-        durable in time.
+        """Update the statistics for an append that began at `start_s` and ended at `end_s`. The append counts even if
+        it did not become durable before its timeout.
 
         The counted time includes the flush, but not the wait for replicas. `end_s` is None if the disk failed. `puts`:
         topic, message count and byte count of each batch.

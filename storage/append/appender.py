@@ -76,8 +76,8 @@ class AppendPlan(NamedTuple, Generic[Q]):
     # The log ranges (spans) of each batch; empty for a batch without new messages. An append of due delayed messages
     # (deliveries) has one list of spans for all of them.
     spans: list[list[AppendSpan]]
-    # Pairs of a consume queue and the number of units that the append adds to it. The same queue may occur in several
-    # pairs.
+    # Pairs of a consume queue and the number of entries (units) that the append adds to the queue. The same queue may
+    # occur in several pairs.
     units: list[tuple[Q, int]]
     # The physical offset at which the last record of the append will end.
     log_end: int
@@ -134,7 +134,7 @@ class Appender:
         self._host_flag = SYS_FLAG_STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
         self._clock_ms = clock_ms
         # `last_store_timestamp_ms`: the store time of the newest record. `_earliest_ms`: the earliest store time that
-        # the next record may have. Both begin with the recovered time.
+        # the next record may have. At first, both are the store time of the newest record that recovery has found.
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
         # The physical offset of the newest record; -1 in an empty log.
         self.last_record_offset = recovered.last_record_offset
@@ -154,7 +154,7 @@ class Appender:
         """Return True if `batch` is one message that passes every check, needs no property CRC and is not delayed.
 
         The store only stamps this kind of message (writes the queue offset, physical offset, store time and store
-        host). False does not mean that the batch fails a check.
+        host). If the result is False, the batch may still pass all checks; the store then takes the slower path.
         """
         record, sizes, queue_id, topic = batch.records, batch.sizes, batch.queue_id, batch.topic
         size = len(record)
@@ -190,8 +190,8 @@ class Appender:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
         inner = count_inner(facts)
-        # Bodies of dead letters are not checked. The broker writes dead letters as copies of messages, and a message
-        # may be dead because of its body.
+        # Bodies of dead letters are not checked. The broker writes a dead letter as a copy of a message. The message
+        # may have become a dead letter because its body is damaged.
         if facts.sys_flags & self._checked_flag and not batch.topic.startswith(DLQ_PREFIX):
             refused = self._refuse_bodies(batch.records, (ends - batch.sizes).tolist(), inner)
             if refused is not None:
@@ -243,11 +243,10 @@ class Appender:
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
-        """Append one plain message (`_is_plain`) on a fast path. If the fast path cannot be used, call `append`
-        instead.
+        """Append one plain message (`_is_plain`) on a fast path; or call `append` if the fast path cannot be used.
 
-        The fast path can be used if the message is new, and the queue's current file and the log's mapped file have
-        room for it.
+        The fast path requires a message that is not stored already. The queue's current file and the log's mapped file
+        must have room for it.
         """
         topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
@@ -278,14 +277,16 @@ class Appender:
         return self._write_planned_deliveries(source, deliveries, plan)
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
-        """Return, for each batch, the queue offsets of its leading messages that an earlier send has stored."""
+        """For each batch, return the queue offsets of the messages at the batch's start that the store already has from
+        an earlier send."""
         if len(batches) > 1:
             self._refuse_repeats_within(batches)
         return [self._stored_prefix(checked) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
         """Plan the log ranges (spans) and the queues of new messages. Also check that the disk has space for the
-        planned bytes, and that not too many recalls are in force."""
+        planned bytes. Raises SystemBusyError if the messages are recalls (cancellations of delayed messages) and
+        RECALLS_MAX recalls are already in force."""
         queues = [self._queue_of(rest) for rest in rests]
         for queue in queues:
             if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
@@ -398,16 +399,16 @@ class Appender:
         return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Register the new end of each of `queues` together with the log's current end. Consumers see the new messages
-        once the log is visible up to its current end."""
+        """Register the new end of each queue in `queues`, with the log's current end. Consumers see the new messages
+        once the log is visible up to this log end."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
     ) -> list[Delivered]:
-        """Write due delayed messages back to back into one log file from `physical_offset` on, and write their queue
-        units. Before that, set the queue offset, physical offset and store time in each record.
+        """Write due delayed messages back to back into one log file, from `physical_offset` on, and write their
+        consume-queue entries (units). Before that, set the queue offset, physical offset and store time in each record.
 
         Returns the offsets of the written records.
         """
@@ -472,7 +473,8 @@ class Appender:
             )
 
     def _stored_prefix(self, checked: CheckedBatch) -> list[int]:
-        """Return the queue offsets of the leading messages of a batch that an earlier send has stored.
+        """Return the queue offsets of the first messages of a batch, if an earlier send has already stored these
+        messages. The list is empty if no message is stored yet.
 
         Raises MessageIllegalError if an earlier send stored some messages of an inner batch, but not all.
         """
@@ -489,8 +491,8 @@ class Appender:
         return stored
 
     def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
-        """Create every file that the append needs. `units`: the number of new units for each queue. `log_end`: the end
-        of the log after the append.
+        """Create every file that the append needs. `units`: the number of new entries (units) for each consume queue.
+        `log_end`: the end of the log after the append.
 
         Raises StoreNotWritableError if the disk has no space, and OSError if the disk failed. After an error nothing
         has changed.
@@ -519,8 +521,8 @@ class Appender:
         self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its log ranges (spans), and return its append result. Its physical offsets are correct only
-        if there is a single span; the caller must correct the others."""
+        """Write a batch to its log ranges (spans), and return its append result. The result assumes one span: if there
+        are more, the caller must replace the physical offsets of the messages in the other spans."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for span in spans:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
@@ -533,8 +535,9 @@ class Appender:
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
-        """Write a batch's messages back to back into one log file from `physical_offset` on, and write their queue
-        units. Sets the queue offset, physical offset and store time of each record before writing it."""
+        """Write a batch's messages back to back into one log file from `physical_offset` on, and write their
+        consume-queue entries (units). Sets the queue offset, physical offset and store time of each record before
+        writing it."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         sealed = is_sealed(records)
@@ -576,8 +579,9 @@ class Appender:
     def _result(
         self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
     ) -> AppendResult:
-        """Build the result of appending a batch from the units of its queue. Needed if the batch's messages are not
-        back to back in the log, or if an earlier send has already stored the batch (`duplicate`)."""
+        """Build the result of appending a batch from the entries (units) that the messages have in `queue`. Needed if
+        the batch's messages are not back to back in the log, or if an earlier send has already stored the batch
+        (`duplicate`)."""
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
@@ -598,8 +602,8 @@ class Appender:
         )
 
     def _store_time_of(self, units: NDArray[np.void]) -> int:
-        """Return the store time of the record to which the first queue unit points. If this record is damaged, return
-        the store time of the log's newest record."""
+        """Return the store time of the record to which the first of these consume-queue entries (`units`) points. If
+        this record is damaged, return the store time of the log's newest record."""
         try:
             return store_timestamp_at(self._reader.views(units)[0], 0)
         except (DataLossError, RecordError):

@@ -1,7 +1,7 @@
 """A batch that has passed the checks of an append (appender.py) and will be written to the files.
 
-Code that divides a checked batch belongs here. An append divides a batch if some of its messages are already stored, or
-if a file is full.
+This module also divides checked batches. An append divides a batch if some of its messages are already stored, or if a
+file is full.
 """
 
 from __future__ import annotations

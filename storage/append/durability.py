@@ -38,14 +38,15 @@ class WriteBatches(Protocol):
 
 
 class WrittenItem(Protocol):
-    """An item that was written to the log and may have to become durable: a batch, or the end of a transaction."""
+    """An item that was written to the log: a batch, or the end of a transaction. `wait_store_msg_ok`: True if its
+    append waits until the item is durable."""
 
     @property
     def wait_store_msg_ok(self) -> bool: ...
 
 
 class DiskState(Protocol):
-    """Reports up to which log offset data is durable."""
+    """The interface that tells up to which offset the log is durable."""
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
         """Return True if all log bytes before `end_offset` are as durable as the store's flush setting promises.
@@ -60,8 +61,8 @@ class ReplicaAcks:
     """The replication part of an append's wait on a master. After the append is on the master's own disk, it waits
     until enough replicas have a copy."""
 
-    # The error that the append raises before it writes anything, if one of its batches waits to become durable but too
-    # few replicas are in sync. None if enough replicas are in sync.
+    # The error for too few replicas in sync; None if enough replicas are in sync. An append raises this error before it
+    # writes anything, if one of its batches must wait to become durable.
     not_enough: InSyncReplicasError | None
     # Returns True if enough replicas have the log up to a given offset. Does not block. Raises an error if the replicas
     # can never reach this offset.
@@ -90,13 +91,14 @@ class StartedAppend:
         deadline_s: float,
         on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`disk` reports whether the batches are durable on disk; `acks` reports whether enough replicas have the
-        batches. `disk` is None if the batches do not wait for the disk, and `acks` is None if they do not wait for
-        replicas. `deadline_s`: the deadline of the first wait, which is for the disk if `disk` is set."""
+        """`disk`: tells if the batches are durable on disk; None if they do not wait for the disk. `acks`: tells if
+        enough replicas have the batches; None if they do not wait for replicas. If both are set, the batches first wait
+        for the disk. `deadline_s`: the deadline of the first wait."""
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s
-        """Deadline (time.monotonic) for the next call of `settle`, which ends a wait that has taken too long.
+        """Deadline (time.monotonic) of the current wait, which the next call of `settle` ends if the wait has taken too
+        long.
 
         The deadline changes once: when the wait for the disk ends and the wait for the replicas begins.
         """
@@ -157,8 +159,8 @@ class SettledAppend(StartedAppend):
 
 
 def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
-    """Return True if one of the batches must be durable before its append ends (wait_store_msg_ok). Raises
-    InSyncReplicasError if there is such a batch, but too few replicas are in sync (`acks`)."""
+    """Return True if one of the batches must be durable before its append ends (wait_store_msg_ok). In this case,
+    raises InSyncReplicasError if too few replicas are in sync (`acks`)."""
     for batch in batches:
         if batch.wait_store_msg_ok:
             if acks is not None and acks.not_enough is not None:
@@ -168,8 +170,8 @@ def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
 
 
 class AppendProgress:
-    """Notifies the owners of started appends whenever the disk or a replica has advanced: threads that wait, and
-    listeners. Each owner then calls `settle`. Thread-safe."""
+    """Notifies threads that wait, and listeners, whenever the disk or a replica has advanced. Each of them owns started
+    appends, and then calls `settle`. Thread-safe."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()

@@ -71,8 +71,8 @@ def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool)
 
 
 def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
-    """Add each message's physical offset to `result`, if the store added bytes to the records: `stored` then has other
-    record sizes than `sent`. Otherwise return `result` itself."""
+    """Add each message's physical offset to `result` if the store has made the records longer, so that `stored` and
+    `sent` differ in their record sizes. Otherwise return `result` itself."""
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes
@@ -87,11 +87,12 @@ def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
     sys_flags = validate_batch(batch).sys_flags
     if sys_flags & SYS_FLAG_STORE_HOST_IPV6:
         return batch
-    # Position of the store host in a record. It is equal in all records of the batch, because their sys flags give the
-    # same host families.
+    # Position of the store host (the broker's address) in a record. It is equal in all records of the batch, because
+    # their sys flags state the same address families (IPv4 or IPv6).
     host_offset = STORE_HOST_OFFSET + (IPV6_EXTRA if sys_flags & SYS_FLAG_BORN_HOST_IPV6 else 0)
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
-    # Insert 12 zeros before each 4-byte store host, which makes it 16 bytes long.
+    # Insert 12 zeros before each store host of 4 bytes, so that the host field has 16 bytes (the size of an IPv6
+    # address).
     records = np.insert(np.frombuffer(batch.records, np.uint8), np.repeat(starts + host_offset, IPV6_EXTRA), 0)
     # Move the start of record i by the number of bytes that were inserted into the i records before it.
     starts += np.arange(len(starts)) * IPV6_EXTRA

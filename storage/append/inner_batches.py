@@ -59,8 +59,8 @@ class InnerBatchWriter:
     def write(
         self, checked: CheckedBatch, queue: BatchConsumeQueue, physical_offset: int, store_timestamp_ms: int
     ) -> AppendResult:
-        """Write an inner batch at `physical_offset` of the log, in existing files, and write its queue unit. Raises
-        OSError if the disk failed."""
+        """Write an inner batch at `physical_offset` of the log, in existing files, and write its consume-queue entry
+        (unit). Raises OSError if the disk failed."""
         batch, records, base_offset = checked.batch, checked.records, queue.next_offset
         stamp = partial(_stamp, base_position(records), base_offset, physical_offset, store_timestamp_ms)
         self._log.write(

@@ -108,8 +108,9 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """Return a due message (Delivery) whose record also contains the message's offsets in the additional queues that it
-    names (INNER_MULTI_DISPATCH). Return `item` itself if the message names no additional queue."""
+    """Add to the record of a due message (`item`) the message's offsets in the additional queues that the message names
+    (INNER_MULTI_DISPATCH). Return a copy of `item` with the new record, or `item` itself if the message names no
+    additional queue."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -139,7 +140,8 @@ class MultiAppend:
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
-        """Return `batch` with the offsets that its messages have in further queues added to the records.
+        """Write the offsets that the batch's messages have in further queues into the records. Returns `batch` with
+        these new records.
 
         Returns `batch` itself if no message names a further queue. An inner batch is returned as it is, because its
         messages are in no further queue.
@@ -183,8 +185,8 @@ class MultiAppend:
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
-        """Write the units of the additional queues that messages of this append name. The batches are already in the
-        log, at `spans`. Returns the queues that got units."""
+        """Write this append's entries (units) into the additional queues that its messages name. The batches are
+        already in the log, at `spans`. Returns the queues that got entries."""
         queues = []
         # For each batch: the physical offset of each of its records.
         starts = [
@@ -202,8 +204,8 @@ class MultiAppend:
         return queues
 
     def _queue(self, key: QueueKey) -> ConsumeQueue:
-        """Return the queue with the key `key`. If the queue does not exist, create it with the start offset that
-        `_end_of` returned."""
+        """Return the queue with the key `key`. If the queue does not exist, create it. The new queue starts at the
+        offset that `_end_of` has found for it."""
         queue = self._queues.get_or_create(*key)
         if not queue.exists and self._firsts[key]:
             queue.start_at(self._firsts[key])
@@ -283,7 +285,7 @@ class MultiAppend:
 def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
     """Return the physical offset of each record of a batch that was written to `spans` of the log."""
     # First compute the records' offsets as if the batch were stored from offset 0 without gaps. Then shift the records
-    # of each span to the span's physical offset.
+    # of each span (a contiguous range of the log) to the span's physical offset.
     starts = np.cumsum(sizes) - sizes
     for span in spans:
         part = slice(span.first, span.last)
@@ -292,8 +294,8 @@ def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
 
 
 def _put_in(properties: bytes, offsets: str) -> bytes:
-    """Add the property with the text of queue offsets `offsets` at the end of a record's properties, but before the
-    bytes of a property CRC."""
+    """Add a property whose value is the text `offsets` (queue offsets) to a record's properties: at their end, but
+    before the bytes of a property CRC."""
     end = len(properties) - PROPERTY_CRC_LENGTH if is_sealed(properties) else len(properties)
     pieces = [*filter(None, properties[:end].split(b"\x02")), _OFFSETS_MARK + offsets.encode(), properties[end:]]
     return b"\x02".join(pieces)

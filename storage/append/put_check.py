@@ -57,8 +57,8 @@ from storage.log.commit_log import CommitLog
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes that a record may have in addition to its body."""
 BUSY_MAX_MS: Final = 10_000_000
-"""RocketMQ's upper bound in ms for its check of a busy disk. RocketMQ refuses puts while an append holds the append
-lock for long, but no longer refuses them beyond this bound."""
+"""Upper bound in ms for the time of an append, as in RocketMQ. Appends are refused as busy if the current append has
+held the lock longer than the store's busy timeout, but less than this bound. A longer time does not count as busy."""
 _INNER: Final = b"INNER_"
 """The common prefix of the property names INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
@@ -88,8 +88,8 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """The send status with which a producer's send ends after this put status; None if this put status means that
-        no message was stored."""
+        """The status with which a producer's send ends if the store answers its append with this put status. None if
+        the put status means that no message was stored."""
         return _SEND_STATUS.get(self)
 
 
@@ -113,18 +113,19 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a put is refused."""
+    """The reason why the store refuses an append."""
 
-    # The status with which RocketMQ refuses such a put.
+    # The status with which RocketMQ refuses such an append.
     status: PutMessageStatus
-    # The reason why the put is refused, and what the user should do.
+    # The reason why the store refuses the append, and what the user should do.
     text: str
-    # The error that raymq raises for this refusal of an append.
+    # The error that raymq raises when it refuses an append for this reason.
     error: RaymqError
 
 
 def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None = None) -> Refusal:
-    """Build the refusal of a put. Its error has the type `kind`, or else the type that belongs to `status`."""
+    """Build the Refusal of an append. The Refusal's error has the type `kind`, or else the type that belongs to
+    `status`."""
     return Refusal(status, text, (kind or _ERRORS[status])(text))
 
 
@@ -163,8 +164,8 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
     """Return the refusal of a batch with these facts; None if the batch may be stored.
 
     `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file. The body
-    of an inner batch also contains the message's properties and field lengths. So an inner batch of one message may
-    exceed the body limit by their size, and its topic accepts the same messages as other topics.
+    of an inner batch also contains the message's properties and field lengths. An inner batch of one message may exceed
+    the body limit by the size of these parts. So its topic accepts the same messages as other topics.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
     if may_be_special(sys_flags, first_properties):

@@ -46,9 +46,11 @@ class WriteGate:
         # The store's running flags, which may forbid writes to the store, and the long polls that wait for new
         # messages.
         self._flags, self._polls = flags, polls
-        # True if a write counts as durable after a flush; False if a write counts as durable once it is in the files.
+        # True if a write counts as durable only after a flush; False if a write counts as durable as soon as it is in
+        # the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # Settings that may change while the store is open are read from this object at each use, and never copied.
+        # Settings that may change while the store is open are read from the store's settings object at each use, and
+        # never copied.
         self._settings = settings
         # With ASYNC_FLUSH and without a transient store pool, consumers may see everything that is written.
         written_is_stored = not self.is_sync and not parts.log.has_pool
@@ -59,10 +61,11 @@ class WriteGate:
         self.closed = False
         # Error text of the disk failure, which is final; empty if the disk has not failed.
         self.failure = ""
-        # Called once after the disk failed, by the thread that detected the failure, when `failure` is set. The
-        # function must not block.
+        # Called once if the disk fails, by the thread that detects the failure, after this thread has set `failure`.
+        # The function must not block.
         self.on_failure: Callable[[], None] | None = None
-        # Called by each writer after it wrote something and released the append lock. The function must not block.
+        # A function that each writer calls after it has written something and has released the append lock. It must not
+        # block.
         self.on_written: Callable[[], None] | None = None
         # Notifies waiting appends after each flush, and after a disk failure.
         self.progress = AppendProgress()
@@ -89,7 +92,8 @@ class WriteGate:
 
     @property
     def timeout_s(self) -> float:
-        """Default timeout in seconds for the append lock and the flush together."""
+        """Default timeout, in seconds, of an append: the wait for the append lock and the wait for the flush
+        together."""
         return self._settings.sync_flush_timeout_ms / 1000
 
     @property
@@ -143,10 +147,10 @@ class WriteGate:
         return result, end_offset
 
     def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:
-        """Wait while another writer holds the append lock, and then take the lock.
+        """Wait until no other writer holds the append lock, and then take the lock.
 
-        Raises SystemBusyError if the wait takes too long, or if the other writer already held the lock for too long.
-        Raises the other errors of `require_writable` at once.
+        Raises SystemBusyError if the wait takes too long, or if the other writer has already held the lock for too
+        long. The other errors of `require_writable` are raised without a wait.
         """
         self.require_writable(against)
         queue_wait_ms = self._settings.wait_time_in_send_queue_ms
@@ -176,8 +180,8 @@ class WriteGate:
         return self.is_durable(end_offset, late=True)
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
-        """Raise the error of RocketMQ's put checks (put_check.py) if the store accepts no writes now. `against`: the
-        running flags that forbid this write."""
+        """Raise the error of RocketMQ's put checks (put_check.py) if the store does not accept the caller's write now.
+        `against`: the running flags that forbid this kind of write."""
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
         reason = self._flags.reason_against(against)

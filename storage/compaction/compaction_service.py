@@ -38,8 +38,8 @@ class CompactionService:
     def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
         """Open the compacted logs, and start the compaction thread.
 
-        `replicated`: True if other replicas are filled from this store's log. Raises StoreCorruptError if a compacted
-        log is damaged.
+        `replicated`: True if other replicas copy this store's log. Raises StoreCorruptError if a compacted log is
+        damaged.
         """
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
@@ -68,8 +68,8 @@ class CompactionService:
         return passes
 
     def blank_again(self) -> None:
-        """Blank (clear) the consume-queue units of messages that compaction removed. Recovery rebuilds these units from
-        the log, so they must be blanked after each recovery. Raises OSError if the disk fails."""
+        """Blank (clear) the consume-queue entries (units) of messages that compaction removed. Recovery rebuilds these
+        entries from the log, so they must be blanked after each recovery. Raises OSError if the disk fails."""
         with self._run_lock:
             for queue in self._parts.queues.plain:
                 if queue.compacted is not None:
@@ -93,8 +93,8 @@ class CompactionService:
         return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
 
     def reserved_from(self) -> int:
-        """Return the physical offset from which the log must be kept for new replicas, or for readers of damaged
-        records.
+        """Return the physical offset from which the log must be kept although compaction has copied its messages. New
+        replicas are filled from the log, and damaged records can be read only in the log.
 
         Returns the log's end if no part of the log is needed for this, or if no topic is compacted.
         """

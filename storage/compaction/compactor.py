@@ -4,9 +4,9 @@
                                       ├─▶ survivors ─▶ the next generation, [0, new end) ─▶ units of the others blanked
     the commit log, [end, new end)   ─┘
 
-A unit that is blanked in the consume queue keeps its offset and points to no record, so consumers that read the files
-themselves skip the unit, too. Nothing needs the old content of a blanked unit. If recovery rebuilds units from the log,
-messages that are not the newest of their keys are visible until the next pass.
+A message that is not a survivor gets a blank unit in the consume queue. A blank unit keeps its offset and points to no
+record, so consumers that read the files themselves skip it, too. Nothing needs the old content of a blank unit. If
+recovery rebuilds units from the log, messages that are not the newest of their keys are visible until the next pass.
 
 A damaged record is not copied, replaces no other message of its key, and keeps its unit. The record's bytes stay in the
 commit log, where readers get an error for the record (CompactionService.reserved_from). Each pass checks the record
@@ -79,8 +79,8 @@ PASS_MESSAGES: Final = 200_000
 CHUNK_UNITS: Final = 512
 CHUNK_BYTES: Final = 1 << 20
 BLANKED_AT_ONCE: Final = 1000
-"""Maximum number of consume-queue units that are blanked while the append lock is held once. The bound keeps appends
-from waiting long for the lock."""
+"""Maximum number of consume-queue entries (units) that are blanked (cleared) while the append lock is held once. The
+bound keeps appends from waiting long for the lock."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
 """Name of a user property. The value "true" means that the message's key is deleted. RocketMQ marks a deleted key by an
 empty body instead."""
@@ -192,8 +192,9 @@ class Compactor:
         """Return the units (entries) of the queue's previous compacted log, and a mask of those units whose records
         must be read from the commit log.
 
-        The mask selects records that were damaged before and are repaired now, so that they can be copied into the
-        compacted log. Damaged records that are no longer in the commit log are omitted.
+        The mask selects records that were damaged when the previous compacted log was written, and have been repaired
+        since then. They are copied into the new compacted log. Damaged records that are no longer in the commit log are
+        omitted.
         """
         units = before.units.copy()
         in_log = np.zeros(len(units), np.bool_)
@@ -208,8 +209,7 @@ class Compactor:
     def _read_unit(self, queue: ConsumeQueue, offset: int, *, is_known: bool = False) -> np.void:
         """Return the compacted log's unit for the record at an offset of a queue. The unit includes the record's key.
 
-        If the record is damaged, log this. `is_known`: True if the caller already knows of the damage, so that nothing
-        is logged.
+        A damaged record is logged, unless `is_known` is True: the caller then already knows of the damage.
         """
         found = np.zeros(1, COMPACTED_UNIT)
         unit, record = self._record_of(queue, offset)
@@ -233,8 +233,8 @@ class Compactor:
         return row
 
     def _record_of(self, queue: ConsumeQueue, offset: int) -> tuple[np.void, bytes | None]:
-        """Return the consume-queue unit at an offset of a queue, and the bytes of the unit's record. The bytes are None
-        if the record is damaged."""
+        """Return the consume-queue entry (unit) at an offset of a queue, and the bytes of the record to which it
+        points. The bytes are None if the record is damaged."""
         [unit] = units = queue.units(offset, 1)
         try:
             record = bytes(self._parts.reader.views(units)[0])
@@ -252,8 +252,8 @@ class Compactor:
         in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the next generation of the compacted log: the `units` for which `stays` is true. Then switch readers to
-        the new generation.
+        """Write the next generation of the compacted log: the records of those `units` (consume-queue entries) for
+        which `stays` is true. Then switch readers to the new generation.
 
         Returns None if the work was aborted, or the topic is deleted. `in_log`: a mask of the units whose records are
         in the commit log. The records of all other units are in the generation `before`.
@@ -315,7 +315,7 @@ class Compactor:
 def _key_of(record: bytes) -> tuple[int, int, int, int]:
     """Return a record's compaction flags, its store time, and the two halves of the hash of its key.
 
-    An unreadable record counts as a record without a key.
+    For an unreadable record, the result is that of a record without a key.
     """
     try:
         view = dispatch_view(record)

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class QueueGapError(Exception):
-    """Raised if a queue lacks the units of earlier records that are not in the scanned part of the log."""
+    """A queue has a gap: it lacks the units of records that lie in the log before the part that recovery has
+    scanned."""
 
 
 def is_good_batch(view: DispatchView) -> bool:

@@ -41,10 +41,10 @@ class ProducerRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockProducers:
-    """The producers of a block of log records: ranges of messages that producers sent, and messages that the scheduler
-    delivered."""
+    """Facts about the producers of a block of log records: the ranges of messages that producers sent, and the messages
+    that the scheduler delivered."""
 
-    # Ranges of messages that producers sent, ordered by each range's last message.
+    # Ranges of messages that producers sent, sorted by the log position of each range's last message.
     ranges: list[ProducerRange]
     # Messages that the scheduler delivered, in log order: source queue, epoch and next offset
     # (`DeliveryProgress.advance`).
@@ -106,17 +106,18 @@ def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bo
     """Yield the messages that producers sent, as ranges. `counted`: a mask that selects records of the block.
     `of_producer` is true for producer instances that are not the scheduler."""
     rows, codes, sequences, instances = block.producers
-    # Of the records that `counted` selects, keep those sent by producers, not by the scheduler.
+    # Keep only the records in `counted` that were sent by producers. Drop the records that the scheduler has delivered.
     chosen = np.flatnonzero(of_producer[codes] & counted[rows])
     rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
     if not len(rows):
         return
     queues, offsets = block.queue_keys[rows], block.queue_offsets[rows]
-    # Sort by queue, then producer, then row, so that the records of one range are adjacent.
+    # Sort by queue, then producer, then row, so that records with consecutive sequence numbers of one producer (a
+    # range) are adjacent.
     order = np.lexsort((rows, codes, queues))
     rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
-    # True for each record that continues its predecessor's range: same queue and producer, and the next sequence and
-    # queue offset. False for the first record of a range.
+    # True for each record that belongs to the same range as the record before it: same queue and producer, and the next
+    # sequence and queue offset. False for the first record of a range.
     goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
     firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     lasts = np.concatenate((firsts[1:], [len(rows)])) - 1

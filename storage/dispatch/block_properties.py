@@ -36,7 +36,7 @@ _PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERT
 class Producers(NamedTuple):
     """The producers of a block's records. Each array has one element per record that has a producer."""
 
-    # For each record that has a producer: its row in the block, ascending.
+    # The row numbers, in the block, of the records that have a producer, ascending.
     rows: Ints
     # For each record that has a producer: the index of this producer in the list `instances`.
     codes: Ints
@@ -50,15 +50,16 @@ _NOBODY: Final = Producers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zero
 
 
 class FoundProperties(NamedTuple):
-    """The properties of a block of n records, as far as recovery needs them."""
+    """The facts about the properties of a block's n records that recovery needs."""
 
     # The hash code of each record's tags, 0 for a record without tags; shape (n,).
     tags_codes: Ints
     producers: Producers
-    # True for each record that was in a delay queue before, or is still in a delay queue.
+    # True for each record that is in a delay queue, or that was in a delay queue before its delivery to the present
+    # queue.
     was_moved: NDArray[np.bool_]
-    # True if any of the n records may have properties that name additional queues (multi-dispatch), in which the record
-    # also has units (multi_dispatch.py).
+    # True if any of the n records may have properties that name additional queues (multi-dispatch). Such a record also
+    # has an entry (unit) in each additional queue (multi_dispatch.py).
     has_light_queue_units: bool
 
 
@@ -87,10 +88,11 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
 
 
 def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
-    """Find the producers of records that are grouped by property layout (`PropertyShape`). Return None if the caller
-    must read the records one by one."""
-    # `numbers`: gives each producer instance (id and epoch) a number. `columns`: for each property layout, the rows
-    # with a producer, the numbers of their producer instances, and their sequences.
+    """Return the producers of records that are grouped by property layout (`PropertyShape`). Returns None if some
+    producer properties are missing or illegal: the caller must then read the records one by one."""
+    # `numbers`: the number that each producer instance (id and epoch) gets here. `columns`: one item for each property
+    # layout. It contains the rows with a producer, and for each of these rows the number of the producer instance and
+    # the sequence number.
     numbers: dict[tuple[str, int], int] = {}
     columns: list[tuple[Ints, Ints, Ints]] = []
     for shape in shapes:
@@ -145,8 +147,8 @@ class _PropertyTexts:
         # joined text at which its properties end.
         self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
-        # `_ends`: for each property in `text`, the joined property text of all records, the position of the separator
-        # that ends it. `_starts`: for each property, the position after the previous separator.
+        # `text` joins the properties of all records, with a separator after each property. For each property, `_ends`
+        # has the position of the separator after it, and `_starts` the position of its first byte.
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
         self._starts = np.empty_like(self._ends)
         self._starts[0] = 0
@@ -175,7 +177,7 @@ class _PropertyTexts:
         at, end = at[filled], end[filled]
         same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
         at, end = at[same], end[same]
-        # Find the record of each value. It is the first record whose property text ends after the start of the value.
+        # Find the record of each property value: the first record whose property text ends after the value's start.
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
@@ -213,8 +215,8 @@ def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
     """
     ends, width = at + sizes, int(sizes.max()) + 1
     if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
-        # Copy all texts in one operation, as rows of equal width, if the rows are at most twice as long as the texts.
-        # Each row begins with separators and ends with the text.
+        # If the texts have similar lengths, copy all of them in one operation, as the rows of a table. The table may
+        # have at most twice as many bytes as the texts. Each row begins with separators and ends with a text.
         rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
         rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
         return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
@@ -263,8 +265,8 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
 
 
 def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
-    """Parse the decimal numbers at the ranges `at` to `end` of the text. Return None if a number is too long or has
-    characters other than digits."""
+    """Parse decimal numbers in the text. Number i is at the bytes from `at[i]` up to `end[i]`. Return None if a number
+    is too long or has characters other than digits."""
     sizes = end - at
     numbers = np.zeros(len(at), np.int64)
     if sizes.max() > _DIGITS_MAX:

@@ -24,7 +24,8 @@ Key = tuple[str, str, int]
 
 
 class ProducerRow(NamedTuple):
-    """One row of the dedup table: the sequences of one producer in one queue, as plain values."""
+    """One row of the dedup table: the sequences of one producer in one queue, as texts and numbers that can be
+    stored."""
 
     producer_id: str
     topic: str
@@ -73,8 +74,8 @@ class DedupTable:
         batch.
 
         Raises ClientStateError if the batch has an older epoch: a newer instance of the producer has written. Raises
-        MessageIllegalError if the sequences are older than the table's ranges. It is then unknown whether the messages
-        are stored.
+        MessageIllegalError if the sequences are older than all ranges that the dedup table still has for the producer.
+        It is then unknown whether the messages are stored.
         """
         producer = self._producers.get((sequence.producer_id, topic, queue_id))
         if producer is None or sequence.epoch > producer.epoch:
@@ -101,11 +102,12 @@ class DedupTable:
         return offsets
 
     def next_sequence(self, producer_id: str, epoch: int, topic: str, queue_id: int, end_offset: int) -> int:
-        """Return the sequence after the last sequence that a producer has stored before `end_offset` of a queue.
-        Returns 0 if the dedup table does not contain the producer with this epoch and queue.
+        """Return the sequence number that follows the last sequence number that a producer has stored before
+        `end_offset` of a queue. Returns 0 if the dedup table does not contain the producer with this epoch and queue.
 
-        The producer's sequences must have no gaps. Raises ClientStateError if a newer instance of the producer has
-        written. Messages at or after `end_offset` are excluded only if the newest ranges still contain them.
+        The producer's sequence numbers must have no gaps. Raises ClientStateError if a newer instance of the producer
+        has written. The table keeps only the newest ranges of a producer. Messages at or after `end_offset` are
+        excluded only if these ranges still contain them.
         """
         producer = self._producers.get((producer_id, topic, queue_id))
         if producer is None or epoch > producer.epoch:

@@ -1,5 +1,5 @@
-"""The progress of delivery in each delay queue (raymq.common.delay), in memory and on disk, and the codes of the delay
-queues' units.
+"""The progress of delivery in each delay queue (raymq.common.delay), in memory and on disk. Also the due times that the
+delay queues' entries (units) contain as tag codes.
 
 On disk
     config/delayOffset.json     {"offsetTable": {"3": 17}}      level 3 is delivered up to offset 17 of its queue
@@ -9,10 +9,10 @@ On disk
 
 The files may be older than the log. A record that the scheduler delivered has delivery data in its producer properties.
 The producer is the queue in which the message waited, and the sequence is the message's offset in that queue. The epoch
-(from a timer queue) is the unit's time. Each queue is delivered in the order of (epoch, sequence), and the log keeps
-that order. So the last delivered record in the log proves that everything before it is delivered too, even if the files
-are older. The files are written only after the deliveries that they count are on disk, and before the checkpoint moves
-past these deliveries. Hence each message is delivered once.
+(from a timer queue) is the time in the message's queue entry. Each queue is delivered in the order of (epoch,
+sequence), and the log keeps that order. So the last delivered record in the log proves that everything before it is
+delivered too, even if the files are older. The files are written only after the deliveries that they count are on disk,
+and before the checkpoint moves past these deliveries. Hence each message is delivered once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Delivery:
     # The topic and queue id of the message's destination queue.
     topic: str
     queue_id: int
-    # The record for the destination queue, before its offsets and store time are set. Its producer property names the
+    # The record for the destination queue. Its offsets and store time are not set yet. Its producer property names the
     # delay queue in which the message waited.
     record: bytearray
     # The code in the message's queue unit in the destination queue: a tag code, or the delivery time of a message that
@@ -69,11 +69,11 @@ class SourceProgress:
     (time, offset). All units up to and including the unit with time `epoch` and offset `next_offset` - 1 are delivered.
     """
 
-    # Delivery time in ms of the last delivered unit. It is 0 in a delay queue whose messages are delivered in the order
-    # of their offsets.
+    # Delivery time in ms of the last delivered message, as in the message's queue entry (unit). It is 0 in a delay
+    # queue whose messages are delivered in the order of their offsets.
     epoch: int = 0
     next_offset: int = 0
-    # The queue offset before which no unit waits for delivery.
+    # The queue offset before which no entry (unit) of the queue waits for delivery.
     low: int = 0
 
 
@@ -92,8 +92,8 @@ class DeliveryProgress:
         return self._table.get(source, SourceProgress())
 
     def advance(self, source: Source, epoch: int, next_offset: int) -> None:
-        """Record that the scheduler delivered or gave up the unit before `next_offset` of a delay queue. `epoch` is the
-        unit's time. The progress never moves backwards."""
+        """Record that the scheduler delivered or gave up the message before `next_offset` of a delay queue. `epoch`:
+        the time in the message's queue entry (unit). The progress never moves backwards."""
         now = self.get(source)
         if (epoch, next_offset) > (now.epoch, now.next_offset):
             low = now.low if epoch else next_offset
@@ -178,9 +178,11 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Return the codes for the consume-queue units of records that are being appended to the delay queue `source`.
+    """Return the delivery times in ms that the consume-queue entries (units) of delayed records store in place of tags
+    codes. The records are being appended to the delay queue `source`.
 
-    `deliver_at_ms` is used only for timer queues. raymq.common.delay.waiting_code computes the code of a single record.
+    `deliver_at_ms` is used only for timer queues. raymq.common.delay.waiting_code computes the value for a single
+    record.
     """
     topic, queue_id = source
     if topic == TIMER_TOPIC and queue_id not in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):

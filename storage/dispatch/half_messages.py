@@ -107,7 +107,8 @@ class HalfMessages:
     def __init__(self) -> None:
         # Half messages without an outcome, by transaction id, in the order of their newest records.
         self.open: dict[str, HalfMessage] = {}
-        # Transaction ids of open half messages, by the queue offset of each of their records.
+        # Transaction ids of open half messages by queue offset. A half message may have several records; the queue
+        # offset of each record is a key.
         self._by_offset: dict[int, str] = {}
         # The most recent outcomes of transactions by transaction id, the oldest first.
         self._ended: dict[str, EndedTransaction] = {}
@@ -160,8 +161,8 @@ class HalfMessages:
         }
 
     def load(self, rows: dict[str, Any]) -> None:
-        """Replace the table of half messages by values that `rows` returned. Raises KeyError, TypeError or ValueError
-        if the values have another form."""
+        """Replace the content of the table of half messages by `rows`, which an earlier call of the method `rows`
+        returned. Raises KeyError, TypeError or ValueError if `rows` has another form."""
         self.clear()
         for *fields, earlier in rows["open"]:
             values: list[Any] = [*fields, tuple(earlier)]

@@ -1,8 +1,9 @@
-"""Holds back queue units while their records are only in the transient store pool, not yet in the log's files.
+"""Holds back consume-queue entries (units) while their records are only in the transient store pool, not yet in the
+log's files.
 
-If the process is killed, the records in the pool are lost (transient_store_pool.py). If units reached the disk before
-their records, they would then point to nothing. After RocketMQ has appended at these positions, they would point to
-other messages. So the units are held back, and written after each commit of the log.
+If the process is killed, the records in the pool are lost (transient_store_pool.py). If the disk then had units of
+these records, the units would point to nothing. After RocketMQ has appended at the same positions, the units would
+point to other messages. So the units are held back, and written after each commit of the log.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class HeldUnits(WriteHandles):
                 super().write(path, position, data)
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """Return None, as if the file could not be mapped. The caller then calls `write`, which holds the bytes back
-        until the log is committed."""
+        """Return None, as if the file could not be mapped. The caller then calls `write` instead, and `write` keeps the
+        bytes in memory until the log is committed."""
         return None
 
     def complete_writes(self) -> None:

@@ -7,9 +7,11 @@ these queues. The producer sets the first property, the store sets the second. E
 queue, whose units point to the same record.
 
 This module reads the properties, for recovery and for another replica's chunks, regardless of this store's settings.
-storage.append.multi_dispatch_appender writes the properties. RocketMQ 4.9 also dispatches delayed messages, retried
-messages and its own messages to additional queues. RocketMQ 5 and this store do not. But a retried message of RocketMQ
-5 may carry stale offsets of the original message. So such a record may continue a queue, but never starts a queue at a
+storage.append.multi_dispatch_appender writes the properties.
+
+RocketMQ 4.9 also puts delayed messages, retried messages and its own messages into additional queues. RocketMQ 5 and
+this store do not. But a retried message of RocketMQ 5 may still have the offsets of the original message, which are
+wrong for the copy. So such a record may be the next record of an existing queue, but it never makes a queue start at a
 new offset.
 """
 
@@ -63,11 +65,11 @@ def is_dispatched(topic: str) -> bool:
 
 
 def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
-    """Return the units that the record at `physical_offset` has in further queues. Omits implausible units, because no
-    CRC covers them.
+    """Return the units of the record at `physical_offset` in the additional queues that the record names. Omits
+    implausible units, because no CRC covers them.
 
-    RocketMQ 4.9 also puts records into queues whose names lack the `%LMQ%` prefix. The queue id is then the record's
-    own.
+    RocketMQ 4.9 also puts records into additional queues whose names lack the `%LMQ%` prefix. Such a queue has the same
+    queue id as the record's own queue.
     """
     names, offsets = (
         split_names(view.properties.get(name, ""))

@@ -1,9 +1,9 @@
-"""Compares records with the queues that they name, and with the units of these queues, before recovery trusts the
-records.
+"""Compares records with the queues that they name, and with the entries (units) of these queues, before recovery trusts
+the records.
 
-No checksum covers a record's queue offset, queue id and topic. A record is a misfit if it is neither the next record of
-its queue, nor the record to which the queue's unit points. storage/recovery/misfits.py finds out whether the disk has
-changed a misfit.
+No checksum covers a record's queue offset, queue id and topic. A record fits if it is its queue's next record, or if
+the queue's unit at its offset points to it. Otherwise the record is a misfit. storage/recovery/misfits.py then finds
+out if the disk has changed the misfit's fields.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class PlaceCheck:
     nothing."""
 
     def __init__(self, queues: QueueTable, ends: RecoveredEnds, reader: LogReader | None) -> None:
-        """`reader` reads the records to which queue units point. If it is None, a unit that does not point to the
-        checked record counts as wrong."""
+        """`reader` reads the records to which consume-queue entries (units) point. If `reader` is None, a unit that
+        does not point to the checked record counts as wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
-        # Topics that count as deleted. Their records do not count as damaged (misfits) although the topics have no
-        # queues.
+        # Topics that are treated as deleted. They have no queues, but their records are not reported as damaged
+        # (misfits).
         self._deleted: set[str] = set()
 
     def believe_deleted(self, topics: Iterable[str]) -> None:
-        """Treat `topics` as deleted by RocketMQ, which keeps no trace of a deletion. Records of these topics are then
-        no misfits (damaged records), although their queues are missing."""
+        """Treat `topics` as deleted by RocketMQ, which keeps no trace of a deletion. Records of these topics then do
+        not count as misfits (damaged records), although their queues are missing."""
         self._deleted.update(topics)
 
     def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:
@@ -47,8 +47,9 @@ class PlaceCheck:
         return key[0] in self._deleted or self._queues.was_deleted_after(key, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if a good record does not match its place: it is not the next record of the queue that it names, nor the
-        record at its offset in that queue. A disk may have changed the record's queue offset, queue id or topic."""
+        """True if an intact record does not fit the queue that it names. It is then neither the queue's next record,
+        nor the record to which the queue's unit at its offset points. A disk may have changed the record's queue
+        offset, queue id or topic."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
         key = view.topic, view.queue_id

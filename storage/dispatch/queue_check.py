@@ -24,9 +24,9 @@ from storage.queue.consume_queue import ConsumeQueue
 def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
     """Return the reason why the files of `queue` cannot belong to it; empty if they can. The queue's end must be known.
 
-    The last units of the files must ascend in the log. Their records, if the log still has them, must belong to the
-    queue. If a record belongs to another queue, two more records of the file are read, because the first record may be
-    damaged.
+    From file to file, the last entries (units) must point to later and later records of the log. These records, if the
+    log still has them, must belong to the queue. If a record belongs to another queue, two more records of the file are
+    read, because the first record may be damaged.
     """
     if queue.out_of_order:
         return (
@@ -51,10 +51,11 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
 
 
 def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) -> list[int]:
-    """Return the rows of a queue's `units` that contradict the log. `begins`, `sizes` and `codes` are the physical
-    offset, size and tags code of each record in the log.
+    """Return the rows of a queue's entries (`units`) that contradict the log. `begins`, `sizes` and `codes` are the
+    physical offset, size and tags code of each entry's record in the log.
 
-    A unit without a record counts as right. So does a unit whose code is in a consume-queue extension.
+    An entry that points to no record is not wrong. The code of an entry is not compared if it is in a consume-queue
+    extension.
     """
     wrong = (units["physical_offset"] != begins) | (units["size"] != sizes)
     wrong |= (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
@@ -63,8 +64,8 @@ def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) 
 
 
 def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """True if the unit at an offset of a queue points to its own record. This record names the queue and the offset,
-    and has the unit's tags code."""
+    """True if the unit at an offset of a queue points to the right record. The right record names this queue and this
+    offset, and has the unit's tags code."""
     [unit] = queue.units(queue_offset, 1)
     start, size, code = (int(value) for value in unit.item())
     try:
@@ -78,15 +79,15 @@ def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> b
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """Return False if the consume-queue unit at `queue_offset` points to a record of another queue. Returns True if the
-    record cannot be read."""
+    """Return False if the consume-queue entry (unit) at `queue_offset` points to a record of another queue. Returns
+    True if the record cannot be read."""
     [unit] = queue.units(queue_offset, 1)
     start = int(unit["physical_offset"])
     try:
         view = dispatch_view(reader.log_bytes(start, start + int(unit["size"])))
     except (DataLossError, RecordError):
-        # The unit's record is damaged or no longer in the log. So nothing shows that the unit points to a record of
-        # another queue.
+        # The record of this consume-queue entry (unit) is damaged or no longer in the log. So nothing shows that the
+        # entry points to a record of another queue, and the check accepts the entry.
         return True
     key = queue.topic, queue.queue_id
     return (view.topic, view.queue_id) == key or any(unit.key == key for unit in light_queue_units(view, start))

@@ -1,4 +1,5 @@
-"""The ends of the queues during a recovery, and the units that the log scan finds missing at these ends."""
+"""The ends of the queues during a recovery, and the entries (units) that the log scan finds missing at these
+ends."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _UNITS_HELD: Final = 4096
 
 
 class MissingUnits:
-    """The missing units at the end of one consume queue, in order. They are not yet written to the queue's
-    files."""
+    """The entries (units) that are missing at the end of one consume queue, in order. They are not yet written to the
+    queue's files."""
 
     def __init__(self, queue: ConsumeQueue) -> None:
         self.queue = queue
@@ -28,15 +29,17 @@ class MissingUnits:
         # files, and are not yet written, count too.
         self.reach = queue.max_physical_offset
         self._count = 0
-        # Groups of missing queue units. Each group is three columns, with a value per unit: physical offset, size and
-        # tags code.
+        # Groups of missing queue units. Each group consists of three arrays: the units' physical offsets, sizes and
+        # tags codes.
         self._pieces: list[tuple[Ints, Ints, Ints]] = []
-        # Missing queue units that were added one at a time. In the queue they follow the missing units in `_pieces`.
+        # Missing queue entries (units) that were added one at a time. In the queue they follow the entries in
+        # `_pieces`.
         self._rows: list[tuple[int, int, int]] = []
 
     @property
     def next_offset(self) -> int:
-        """The queue's next offset after its missing units are written."""
+        """The queue offset that the queue's next entry (unit) gets after the missing entries in memory are written to
+        the queue."""
         return self.queue.next_offset + self._count
 
     def add(self, physical_offset: int, size: int, tags_code: int) -> None:
@@ -57,8 +60,8 @@ class MissingUnits:
             self._write_if_many()
 
     def write(self) -> None:
-        """Write the missing units that were collected in memory to the consume queue's files, and remove them from
-        memory."""
+        """Write the missing entries (units) that were collected in memory to the consume queue's files, and remove them
+        from memory."""
         if self._count:
             self._join_rows()
             offsets, sizes, codes = map(np.concatenate, zip(*self._pieces, strict=True))
@@ -68,8 +71,7 @@ class MissingUnits:
             self._pieces.clear()
 
     def _join_rows(self) -> None:
-        """Convert the missing units that `add` has collected, one tuple each, into arrays with one element per
-        unit."""
+        """Convert the missing units that `add` has collected as tuples into arrays with one element per unit."""
         if self._rows:
             columns = np.array(self._rows, np.int64)
             self._pieces.append((columns[:, 0], columns[:, 1], columns[:, 2]))
@@ -88,13 +90,16 @@ class RecoveredEnds:
         # The queue units that each consume queue lacks, for the queues that the scanned records name. Contains only
         # queues whose records are single messages.
         self._missing: dict[QueueKey, MissingUnits] = {}
-        # Physical offset at which the last record with a queue unit ends; unknown after a crash.
+        # Physical offset at which the last record that has a consume-queue entry (unit) ends. It is unknown after a
+        # crash.
         self.dispatched_end = -1
-        # True if a queue has fewer units than the snapshot says. Recovery sets this flag and then rebuilds all queues.
+        # True if a queue has fewer entries (units) than the snapshot states. Recovery sets this flag and then rebuilds
+        # all queues.
         self.queues_were_lost = False
 
     def queues_reach(self, physical_offset: int) -> None:
-        """Record that the units of some queue point to records up to `physical_offset`."""
+        """Record that the last entry (unit) of a consume queue points to a record that ends at
+        `physical_offset`."""
         self.dispatched_end = max(self.dispatched_end, physical_offset)
 
     def forget(self) -> None:
@@ -102,18 +107,19 @@ class RecoveredEnds:
         self._missing.clear()
 
     def write(self) -> None:
-        """Write the missing queue units that are still in memory to the queues' files."""
+        """Write the missing entries (units) of all consume queues, which are still in memory, to the queues'
+        files."""
         for missing in self._missing.values():
             missing.write()
 
     def find(self, key: QueueKey) -> MissingUnits | None:
-        """Return the units that this recovery has found missing at the end of a queue. Return None if recovery has not
-        scanned a record of this queue yet."""
+        """Return the entries (units) that this recovery has found missing at the end of a queue. Return None if
+        recovery has not scanned a record of this queue yet."""
         return self._missing.get(key)
 
     def missing_in(self, topic: str, queue_id: int) -> MissingUnits:
-        """Return the object that collects the missing units of a queue (MissingUnits), or create it. Creates the queue
-        if it does not exist."""
+        """Return the object that collects the missing units of a queue (MissingUnits). Creates the object and the queue
+        if they do not exist."""
         missing = self._missing.get((topic, queue_id))
         if missing is None:
             missing = self._missing[topic, queue_id] = MissingUnits(self._queues.get_or_create(topic, queue_id))
@@ -126,21 +132,21 @@ class RecoveredEnds:
             return True
         if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
             return False
-        # After a clean stop, queues that still exist are complete. If this topic has no queue, RocketMQ deleted the
-        # topic; a deletion by RocketMQ leaves no other trace.
+        # After a clean stop, each queue that still exists is complete. So if this record's topic has no queue at all,
+        # RocketMQ has deleted the topic. RocketMQ leaves no other trace of a deletion.
         return not self._queues.has_topic(key[0])
 
     def is_complete_at(self, physical_offset: int) -> bool:
-        """Return True if the queue unit of the record at `physical_offset` must exist. It must exist if the store
-        stopped cleanly after it had stored the record, and if no queue was lost."""
+        """Return True if the consume-queue entry (unit) of the record at `physical_offset` must exist. It must exist if
+        the store stopped cleanly after it had stored the record, and if no queue was lost."""
         return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
 
     def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
-        """Return the physical offsets of records whose queue units recovery removed from the end of a queue after a
-        crash, and has not added again.
+        """Return the physical offsets of records that have lost their queue units. After a crash, recovery removed
+        these units from the end of a queue, and has not added them again.
 
-        Only records in [`start`, `end_offset`) are included, and only the first such record of each queue. `last`: for
-        some queues, a queue offset; the units up to this offset count as added again.
+        Only records in [`start`, `end_offset`) are included, and only the first such record of each queue. `last` gives
+        a queue offset for some queues; units up to this offset are treated as added again.
         """
         found = []
         for queue in self._queues.plain:

@@ -1,9 +1,9 @@
 """Reads thousands of log records at a time into columns, checks them, and extracts the fields that recovery needs.
 
-A block contains the same results as `raymq.records.format.check.check_record` and `dispatch_view`, as one column per
-field. Only ordinary records form a block. No block is returned if anything is doubtful: damage, an implausible record,
-a property that occurs twice, or a number with characters other than digits. The caller must then read these records one
-by one.
+A block has the results of `raymq.records.format.check.check_record` and `dispatch_view` for many records, as one column
+per field. Only ordinary records form a block. If any record is doubtful, no block is returned, and the caller must read
+the records one by one. Doubtful are: damage, an implausible record, a property that occurs twice, or a number with
+characters other than digits.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ class Block:
     topic_codes: Ints
     queue_ids: Ints
     queue_offsets: Ints
-    # The codes for the records' queue units: tags codes, or delivery times for records in delay queues.
+    # The codes that the records' consume-queue entries (units) contain: tags codes, or delivery times for records in
+    # delay queues.
     tags_codes: Ints
     # The newest store time of all records in the block, in ms.
     last_store_timestamp_ms: int
     producers: Producers
-    # True if any record of the block may name additional queues in which it has units, too (multi_dispatch.py).
+    # True if any record of the block may name additional queues. Such a record also has units in these queues
+    # (multi_dispatch.py).
     has_light_queue_units: bool
     # True for each record that a scheduler stored after the message had waited in another queue.
     was_moved: NDArray[np.bool_]
@@ -75,7 +77,8 @@ class Block:
 
     @property
     def is_ordinary(self) -> bool:
-        """True if no record of the block is an inner batch, names further queues, or is part of a transaction."""
+        """True if each record of the block is ordinary: it is no inner batch, names no additional queues, and is not
+        part of a transaction."""
         if self.has_light_queue_units or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return not self.of_transactions().any()
@@ -88,7 +91,8 @@ class Block:
         return found
 
     def is_queued(self) -> NDArray[np.bool_]:
-        """Return a mask of the block's records: True for a record that has a unit in a consume queue."""
+        """Return a mask of the block's records: True for each record that has an entry (unit) in a consume
+        queue."""
         kinds: Ints = self.sys_flags & SYS_FLAG_TRANSACTION_MASK
         queued: NDArray[np.bool_] = (kinds != SYS_FLAG_TRANSACTION_PREPARED) & (kinds != SYS_FLAG_TRANSACTION_ROLLBACK)
         return queued
@@ -116,7 +120,7 @@ def was_moved(view: DispatchView) -> bool:
 
 
 def is_queued(sys_flag: int) -> bool:
-    """True if a record with the flags `sys_flag` has a unit in a consume queue."""
+    """True if a record with the flags `sys_flag` has an entry (unit) in a consume queue."""
     return sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED
 
 

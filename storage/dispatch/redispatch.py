@@ -1,4 +1,5 @@
-"""Dispatches log records again during a recovery: adds missing units to the queues, and producers to the dedup table.
+"""Dispatches log records again during a recovery: adds missing entries (units) to the consume queues, and producers to
+the dedup table.
 
 Records are dispatched one at a time, or as a block (record_blocks.py) with the same result. A block is refused if
 anything in it is out of the ordinary: a gap, offsets out of order, an inner batch, a record in several queues, or a
@@ -42,8 +43,8 @@ class _Addition(NamedTuple):
 
     missing: MissingUnits
     rows: Ints
-    # The rows (records) of the block whose units the queue already has. They come before the rows in `rows`, whose
-    # units are missing.
+    # The rows (records) of the block whose entries (units) the queue already has. They come before the rows in `rows`,
+    # whose entries are missing in the queue.
     known: Ints
 
 
@@ -69,19 +70,20 @@ class Redispatch:
         after_crash: bool,
         reader: LogReader | None = None,
     ) -> None:
-        """`reader` reads the log records to which queue units point. If it is None, queue units are not compared with
-        the log."""
+        """`reader` reads the log records to which the entries (units) of consume queues point. If it is None, the
+        entries are not compared with the log."""
         self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
         self.ends = RecoveredEnds(queues, after_crash=after_crash)
         self.places = PlaceCheck(queues, self.ends, reader)
-        # Number of units that this recovery added to queues.
+        # Number of entries (units) that this recovery added to consume queues.
         self.queued = 0
         # Number of queue units that did not point to their records, and that this recovery rewrote.
         self.mended = 0
-        # Damaged records (holes) to which no queue unit points yet. Each of them may be a record whose unit is missing
-        # in a queue.
+        # Damaged records (holes) that no queue unit points to. If a unit is missing in a queue, one of these holes may
+        # be the unit's record.
         self._unplaced: list[Hole] = []
-        # True if every log record before the start of this recovery's log scan is known to have its queue unit.
+        # True if the consume queues are known to contain an entry (unit) for every log record before the start of this
+        # recovery's log scan.
         self.knows_ends = False
 
     def start_again(self) -> None:
@@ -96,11 +98,11 @@ class Redispatch:
         self.ends.write()
 
     def put_record(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
-        """Add an intact record's missing units: one in each of the record's queues that has no unit for it. Also record
-        the record's producer.
+        """Add a record's entry (unit) to each of the record's queues that lacks it. Also record the record's producer.
+        The record must be intact.
 
-        Raises QueueGapError if units of earlier records are missing, unless `may_fill_gaps`. Gaps may be filled if the
-        scan started at the log's first record: the records of the missing units are then certainly lost.
+        Raises QueueGapError if entries of earlier records are missing, unless `may_fill_gaps`. Gaps may be filled if
+        the scan started at the log's first record: the records of the missing entries are then certainly lost.
         """
         if not is_queued(view.sys_flag):
             return
@@ -124,13 +126,13 @@ class Redispatch:
         The record's queue unit stays, or is created if it is the next unit of its queue. So the queue's offsets have no
         gap, and readers find the remains of the record.
 
-        `place` is used if `view` is None: a queue and a queue offset whose record may be this damaged record or another
-        one. The unit for `place` has a smaller size than any message.
+        `place` is used if `view` is None: a queue and a queue offset that may belong to this damaged record, or to
+        another record. The unit written for `place` states a size that is smaller than any message's.
         """
         if view is None and place is not None:
             units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
         elif view is None:
-            # After a crash: the queue units that pointed into the damaged range (hole) before the crash.
+            # The consume-queue entries (units) that, before the crash, pointed into the damaged range (hole).
             units = self._lost_units(hole)
         elif self.ends.was_deleted((view.topic, view.queue_id), hole.offset) or not is_queued(view.sys_flag):
             return
@@ -179,8 +181,9 @@ class Redispatch:
         return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Put one unit of a record into a queue that lacks the unit. Returns False if the queue was deleted after the
-        record was stored."""
+        """Put a record's entry (unit) for one queue into this queue, if the queue lacks the entry. If the queue has an
+        entry at this offset, correct it if it is wrong. Returns False if the queue was deleted after the record was
+        stored."""
         (topic, queue_id), queue_offset = unit
         missing = self.ends.find(unit.key)
         if missing is None:
@@ -201,8 +204,8 @@ class Redispatch:
         return True
 
     def _mend_units(self, queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: Ints, codes: Ints) -> None:
-        """Compare a queue's units, from `queue_offset` on, with the records that they should point to. Rewrite each
-        unit that points to another record: the disk must have changed the unit."""
+        """Compare each unit of a queue, from `queue_offset` on, with the record to which it should point. If a unit
+        points to another record, the disk has changed the unit: rewrite it."""
         if self._reader is None:
             return
         first = max(queue_offset, queue.first_offset)
@@ -219,8 +222,9 @@ class Redispatch:
             done += len(units)
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
-        """Record that the producer of a scanned record has stored it: in the dedup table, or for a delivered delayed
-        message in the delivery progress."""
+        """Record the origin of a scanned record, so that it is not stored again. If the scheduler delivered the record
+        as a delayed message, it is recorded in the delivery progress. Otherwise the record's producer is recorded in
+        the dedup table."""
         was_deleted = self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
@@ -231,11 +235,13 @@ class Redispatch:
         is at `physical_offset`.
 
         Returns False, and puts no record, if the caller must put the records one at a time. With
-        `believes_places=False`, this is also so if a record of the block is a misfit (`PlaceCheck`).
+        `believes_places=False`, it also returns False if a record of the block is a misfit: the record does not match
+        the queue that it names (`PlaceCheck`).
         """
         if not block.is_ordinary:
             return False
-        # True for each record that has a queue unit and whose queue was not deleted later.
+        # True for each record that has an entry (unit) in a consume queue. Records of a queue that was deleted later
+        # are not included.
         counted = block.is_queued()
         # Before changing anything, check for every queue that its records in the block are in the order of their queue
         # offsets.
@@ -286,8 +292,8 @@ class Redispatch:
             return None
         missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
-        # Number of rows, from the first on, whose units the queue already has. Negative if units before the unit of the
-        # first row are missing.
+        # Number of records in `rows`, from the first record on, for which the queue already has entries (units).
+        # Negative if the queue also lacks entries for records before the first one.
         known = missing.next_offset - int(offsets[0])
         # True if each row's queue offset is one more than the queue offset of the previous row.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
@@ -305,7 +311,8 @@ class Redispatch:
         """True if none of the block's records at `rows`, which belong to one queue, is a misfit. A misfit is a record
         whose queue, or whose offset in the queue, may have been changed by the disk."""
         missing, new, known = addition
-        # Rows (records) that are neither in `known` nor in `new` have queue offsets that are out of order.
+        # `known`: rows (records) whose queue units exist. `new`: rows whose units must be added. If a row is in
+        # neither, the queue offsets of the rows are out of order.
         if len(known) + len(new) < len(rows):
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
@@ -340,7 +347,7 @@ class Redispatch:
         return True
 
     def _skip_lost_units(self, missing: MissingUnits, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
-        """Leave a gap in the queue, because the records of its next units are lost: the queue continues at `unit`.
+        """Leave a gap in the queue, because the records of its next offsets are lost. The queue continues with `unit`.
         Raises QueueGapError unless `may_fill_gaps`."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
@@ -353,8 +360,8 @@ class Redispatch:
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
-        """Record the producers of the block's records for which `counted` is true: in the dedup table, or for the
-        scheduler's deliveries in the delivery progress.
+        """Record the producers of the block's records for which `counted` is true. Producers of ordinary records are
+        recorded in the dedup table. The scheduler's deliveries are recorded in the delivery progress.
 
         Returns False, and changes nothing, if a record belongs to a deleted topic. Also returns False if the dedup
         table would evict producers, because the result would then depend on the order of the records.

@@ -2,9 +2,10 @@
 
 The limit is not on disk: after a restart consumers see everything that recovery kept.
 
-A batch is written to the log before the writer thread adds it here. In between, the disk or another replica may already
-have the batch, so the limit may already lie after the batch. Consumers then see the batch as soon as it is added. The
-batch's queue is kept for the thread that wakes the waiting fetches (`take_late`).
+The writer thread first writes a batch to the log, and then adds the batch to this object. In between, the batch may
+already be on disk or on another replica. So the limit may lie after the batch before the batch is added. Consumers then
+see the batch as soon as it is added. The batch's queue is kept for the thread that wakes the waiting fetches
+(`take_late`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections import deque
 from storage.queue.queue_table import AnyQueue
 
 _Written = tuple[int, AnyQueue, int]
-"""A written batch: the physical offset of its end, its queue, and the queue's next offset after the batch."""
+"""A batch that is written to the log: the physical offset at which the batch ends, its queue, and the queue's next
+offset after the batch."""
 
 
 class Visibility:
@@ -26,14 +28,14 @@ class Visibility:
         self._lock = threading.Lock()
         self._written: deque[_Written] = deque()
         self._late: list[AnyQueue] = []
-        """Queues whose written batch consumers may see at once, because the batch ended at or before `visible_offset`
-        when it was added."""
+        """Queues with a written batch that consumers may see at once. When the batch was added, it ended at or before
+        `visible_offset`."""
         # Physical offset up to which consumers see the log.
         self.visible_offset = 0
 
     def add(self, end_offset: int, queue: AnyQueue, next_offset: int) -> None:
-        """Add a written batch. Once consumers may see the log up to `end_offset`, they may see `queue` up to
-        `next_offset`."""
+        """Add a batch that is written to the log but may not be visible yet. Once consumers may see the log up to
+        `end_offset`, they also see the queue `queue` up to `next_offset`."""
         with self._lock:
             if end_offset <= self.visible_offset:
                 queue.visible_offset = next_offset
@@ -54,9 +56,8 @@ class Visibility:
         return queues
 
     def take_late(self) -> list[AnyQueue]:
-        """Return the queues of batches that were added late: their bytes were already visible at that time, so they
-        became visible at once. Each call returns only the queues since the last call. Called by the thread that adds
-        batches."""
+        """Return the queues of the late batches since the last call. A batch is late if its bytes were already visible
+        when it was added, so the batch became visible at once. Called by the thread that adds batches."""
         if not self._late:
             return []
         with self._lock:

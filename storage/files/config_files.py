@@ -57,7 +57,8 @@ def seal(text: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> Unsealed:
-    """Split `data` into text and checksum, check the text if a checksum exists, and correct a single wrong bit."""
+    """Split the content of a config file into text and checksum. If a checksum exists, check the text, and correct a
+    single wrong bit."""
     text, tail = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     wrong = sum(byte not in (_ZERO, _ONE) for byte in tail[1:-1]) + (tail[:1] != b"\n") + (tail[-1:] != b"\n")
     if len(data) < _SEAL_BYTES or wrong > 1:
@@ -76,8 +77,8 @@ def unseal(data: bytes) -> Unsealed:
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
-    """Return True if a file's checksum equals `crc`, as far as the checksum's bits are readable. `tail` is the checksum
-    as white space, with one character for each bit."""
+    """Return True if every readable bit of a file's checksum equals the bit in `crc`. `tail` is the checksum at the end
+    of the file: one white-space character for each bit. Any other character is an unreadable bit."""
     return all(
         byte not in (_ZERO, _ONE) or (byte == _ONE) == bool(crc >> bit & 1) for bit, byte in enumerate(tail[1:-1])
     )

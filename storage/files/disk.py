@@ -48,8 +48,8 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems on which the store never writes files through a memory map: their names, by magic number (statfs). On
-these file systems a write into allocated bytes may need new blocks, or the files are on a network."""
+"""File systems on which the store does not write files through a memory map: their names, by magic number (statfs).
+They are network file systems, or file systems on which overwriting allocated bytes may need new blocks."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
         except (OSError, ValueError) as error:
             reason = str(error)
         else:
-            # Without MADV_RANDOM, the first store into a new part of the map faults in as many pages as the disk reads
-            # ahead: megabytes.
+            # Turn off read-ahead for this map. Otherwise the first store into a new part of the map would fault in as
+            # many pages as the disk reads ahead: megabytes.
             mapped.madvise(mmap.MADV_RANDOM)
             return mapped
     logger.info("the file of descriptor %d is written with pwrite, not through a memory map: %s", descriptor, reason)
@@ -257,7 +257,8 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
     `position` and `size` are multiples of the page size. The file's blocks must be allocated. Raises OSError if
     prefaulting failed, or if the kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
     """
-    # Keep this ctypes object: it keeps the address of the map valid during the call of madvise.
+    # Keep a reference to this ctypes object. While it exists, the map cannot be closed, so the address stays valid
+    # during the call of madvise.
     first = ctypes.c_char.from_buffer(mapped, position)
     address = ctypes.addressof(first)
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):

@@ -1,4 +1,5 @@
-"""Computes the used share of a disk for retention and the put checks, and the errors for a full disk."""
+"""Computes the used share of a disk, for retention and for the checks before a put. Also creates the errors for a full
+disk."""
 
 from __future__ import annotations
 

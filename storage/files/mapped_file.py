@@ -24,8 +24,9 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""Size in bytes from which `used_end` flushes a file before it searches the file's part after the given position. After
-the flush the file system can report which blocks were written."""
+"""Size, in bytes, of the part that `used_end` searches: from a position to the file's end. If the part is larger than
+this size, `used_end` flushes the file before the search. After the flush the file system can report which blocks were
+written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
@@ -55,10 +56,11 @@ class MappedFile:
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
         """Create a file of `size` zero bytes at `path`. The file is first created under the name `scratch` in the same
-        file system.
+        file system, and then renamed.
 
-        After an OSError (for example, a full disk) no file is left. On return the size is on disk. The name is on disk
-        after `disk.sync_directory`: a power cut leaves the whole file or none.
+        After an OSError (for example, a full disk) no file is left. On return the file's size is on disk, but its name
+        may not be. The caller makes the name durable with `disk.sync_directory`. A power cut leaves the whole file or
+        none.
         """
         allocate(scratch, size, flush=True)
         disk.rename(scratch, path)
@@ -70,8 +72,8 @@ class MappedFile:
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def write_whole(self, position: int, data: memoryview) -> None:
-        """Write `data` as `write` does, but write its first 8 bytes last. Until then, for every reader the log ends at
-        `position`."""
+        """Write `data` as `write` does, but write its first 8 bytes last. Until these bytes are written, every reader
+        finds the log's end at `position`."""
         self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
         self.write(position, data[:HEAD_BYTES])
 

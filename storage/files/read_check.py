@@ -1,8 +1,7 @@
-"""Read a store's files with `pread` after a process died because a read through a memory map failed.
+"""Read a store's files with `pread`, to find a file that cannot be read through a memory map.
 
 If a read through a map fails, the kernel sends SIGBUS, which ends the process. The same read by `pread` raises an error
-with a text. So if a store's last process ended by SIGBUS, the next process first reads the files with `pread`, to find
-the file that cannot be read.
+with a text. So if a store's last process ended by SIGBUS, the next process first reads the files with `pread`.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from storage.files.mapped_file import allocate
 
 RESERVE_FILE: Final = "reserve"
 SMALL_FILES_MAX_BYTES: Final = 8 << 20
-"""Part of the reserve, in bytes, that is for small texts beside the log. A store with small log files reserves
-less."""
+"""Number of bytes of the reserved disk space that are meant for small files outside the log. A store with small log
+files reserves less."""
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class SpaceReserve:
 
 
 _reserves: Final[WeakValueDictionary[Path, SpaceReserve]] = WeakValueDictionary()
-"""The space reserves of the open stores, by store directory."""
+"""The SpaceReserve of each open store, by store directory."""
 
 
 def write_with_reserve(root: Path, write: Callable[[], T]) -> T:
@@ -108,5 +108,6 @@ def write_with_reserve(root: Path, write: Callable[[], T]) -> T:
 
 
 def reserve_bytes(queue_file_bytes: int, log_file_bytes: int) -> int:
-    """Return the size in bytes of a store's reserve: one queue file, and room for small files."""
+    """Return the size, in bytes, of the disk space that a store reserves for the broker's state. It is enough for one
+    queue file and some small files."""
     return queue_file_bytes + min(SMALL_FILES_MAX_BYTES, log_file_bytes // 8)

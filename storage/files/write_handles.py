@@ -49,10 +49,11 @@ class WriteHandles:
         return None if isinstance(file, int) else file
 
     def complete_writes(self) -> None:
-        """Make all written bytes readable in the queue files. This class does nothing, because its writes are readable
-        at once.
+        """Make all written bytes readable in the queue files. In this class the bytes are readable at once, so this
+        method does nothing.
 
-        A store with a transient store pool has handles that hold writes back (storage.dispatch.held_units).
+        A store with a transient store pool has handles that keep written bytes in memory first
+        (storage.dispatch.held_units).
         """
 
     def close_file(self, path: Path) -> None:

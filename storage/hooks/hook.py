@@ -41,7 +41,7 @@ def find_hook(path: str, setting: str) -> HookFunction:
     where = f"store.{setting} names {path!r}, and"
     try:
         found: Any = import_module(module_name)
-    except Exception as error:  # The operator's module may raise any exception.
+    except Exception as error:  # importing the operator's hook module may raise any exception
         raise ConfigError(
             f"{where} module {module_name!r} cannot be imported in the store's process ({type(error).__name__}: "
             f"{error}); install it on the nodes with stores, or set PYTHONPATH before `ray start` there"
@@ -74,7 +74,7 @@ def find_hook(path: str, setting: str) -> HookFunction:
 
 
 class _Call:
-    """A call of a hook that may still be running."""
+    """One call of a hook. The hook may still be running."""
 
     __slots__ = ("batches", "ended", "error")
 

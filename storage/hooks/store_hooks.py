@@ -52,7 +52,8 @@ def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
 
 
 class HookedWrite:
-    """Passes batches to put hooks before `write` stores them."""
+    """Passes batches of messages to the operator's put hooks (functions that may refuse messages) before `write` stores
+    the batches."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class HookedWrite:
         must_succeed: bool,
         on_refused: Callable[[], None],
     ) -> None:
-        """`must_succeed`: True to refuse messages if a put hook fails. `on_refused` is called each time that messages
-        are refused; nothing of their batches is stored."""
+        """`must_succeed`: True to refuse messages if a put hook fails (raises an exception or takes too long).
+        `on_refused` is called once for each append whose messages are refused; nothing of such an append is stored."""
         self._write, self._hooks, self._broker_name = write, hooks, broker_name
         self._must_succeed, self._on_refused = must_succeed, on_refused
 
@@ -149,7 +150,7 @@ class CarryOutFetches(Protocol):
 
 
 class HookedFetches:
-    """Passes the messages that `fetch` returns to consume hooks."""
+    """Fetches messages by the function `fetch`, and shows them to the consume hooks before it returns them."""
 
     def __init__(self, fetch: CarryOutFetches, hooks: Sequence[Hook], broker_name: str) -> None:
         self._fetch, self._hooks, self._broker_name = fetch, hooks, broker_name
@@ -157,7 +158,8 @@ class HookedFetches:
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Fetch messages as `CarryOutFetches` describes, and pass them to the consume hooks."""
+        """Fetch messages with the function `fetch` that this object was created with, and pass the messages to the
+        consume hooks."""
         results = self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
         shown = [
             FetchedBatch(

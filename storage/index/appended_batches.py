@@ -2,8 +2,8 @@
 
 The ids of a producer's batch are mostly consecutive, and the batch describes them. The append stores a few fields of
 each batch in an AppendedBatches object. The index thread compares these fields with the records in the log, and takes
-the hashes of the ids from a table. Small batches are not kept, because this gains too little for them. The number of
-kept records is bounded. For batches that are not kept, the index reads the log.
+the hashes of the ids from a table. Small batches are not kept, because keeping them would save too little time. The
+number of kept records is bounded. For batches that are not kept, the index reads the log.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RECORDS_MIN: Final = 64
 """Minimum number of records of a batch that is kept for the index. A batch with fewer records is kept only if it has at
 least BYTES_MIN bytes. The index reads other small batches faster from the log, together with adjacent batches."""
 BYTES_MIN: Final = 256 << 10
-"""Minimum size, in bytes, of a batch with few records that is kept in memory for the index. Reading so large a batch
-from the log would take longer than comparing its fields."""
+"""Minimum size, in bytes, of a batch with few records that is kept in memory for the index. Reading such a large batch
+from the log would take longer than using the few fields that are kept in memory."""
 RECORDS_MAX: Final = 1 << 20
 """Maximum number of records (8 bytes of memory each) in batches that wait for the index."""
 RUN_RECORDS: Final = 1 << 12
@@ -52,16 +52,16 @@ class AppendedBatch(NamedTuple):
         return self.physical_offset + int(self.ends[-1])
 
     def is_like(self, other: AppendedBatch) -> bool:
-        """True if the ids of both batches can be verified together: the batches have the same topic, and the common
-        first part (`stem`) of their ids has the same length."""
+        """True if one comparison can verify the ids of both batches. The batches must have the same topic, and the
+        common first parts (`stem`) of their ids must be equally long."""
         return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
 
 
 def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
     """Return the index entries of the batches that `take_run` returned.
 
-    Returns None if the log's bytes do not prove that each record has exactly one key: its unique id in the batch's
-    range of ids.
+    Returns None if the log's bytes do not prove that each record has exactly one key: a unique id. The id must be in
+    the range of ids of the record's batch.
     """
     start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
     try:

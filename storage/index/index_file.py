@@ -168,25 +168,26 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # `seconds` counts from the end time of the previous file. In a new file, only the first entry keeps this
-            # value. All later entries count from the store time of the first entry.
+            # In a new file, `seconds` of the first entry counts from the end time of the previous file. All later
+            # entries of the new file count from the store time of its first entry.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
         # Sort the entries by slot of the hash table; entries of one slot stay in log order.
         slots = hashes % np.int32(self._shape.slots)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
-        # follows[i] is True if entry i has the same slot as entry i - 1 in this order. Entry i is then the next entry
-        # in the slot's chain.
+        # follows[i]: True if entry i has the same slot as entry i - 1, in the order of the slots. Entry i then follows
+        # entry i - 1 in the chain of this slot.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
-        # newest[i]: the number of the entry before entry i in the chain of entry i's slot. The entry before is an entry
-        # in the file (if the number in the file is plausible), or one of the new entries.
+        # newest[i]: the number of the entry that precedes entry i in the chain of entry i's slot. This entry is one of
+        # the new entries, or the newest entry of the slot in the file. A number in the file that is not plausible
+        # counts as 0.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
-        # Arrange the new entries in log order, because the file stores entries in log order. The previous arrays are
-        # sorted by slot.
+        # `order` sorts the arrays above by slot. The file stores entries in log order, so arrange the new entries in
+        # log order.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -201,8 +202,8 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
-        # Each slot of the index points to the newest entry of its chain. The slots are written only after the entries
-        # are in the file.
+        # Write the index slots only after the entries are in the file, because each slot points to the newest entry of
+        # its chain.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]

@@ -1,8 +1,8 @@
-"""Hashes of the keys by which records are found, computed from the bytes of many records at a time (spec/storage.md
-§3).
+"""Hashes of the keys by which records are found. Each function computes them from the bytes of many records
+(spec/storage.md §3).
 
 The keys of a record are its unique id and each word of its KEYS property, in this order. The hashed text is
-`TOPIC#KEY`. An inner batch also has the keys of its messages, which RocketMQ does not index.
+`TOPIC#KEY`. raymq also indexes an inner batch by the keys of its messages; RocketMQ does not.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 def _with_inner(
     data: Bytes, fields: FieldOffsets, inner: Ints, rows: Ints, hashes: NDArray[np.int32]
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the given key hashes together with the hashes of the messages in the inner batches at `inner`. The hashes
-    are ordered by record.
+    """Add the keys of the messages in inner batches. Returns the record numbers and hashes of all keys, ordered by
+    record: the given ones, and the keys of the messages in the inner batches at `inner`.
 
-    A damaged inner batch gets only its own keys.
+    A damaged inner batch has only the keys of its own record.
     """
     for row in inner.tolist():
         start = int(fields.starts[row])
@@ -97,7 +97,8 @@ def _hashes_in_shapes(
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # numbers[i]: position of the keys of array `hashes[i]` among the keys of their records (0 = a record's first key).
+    # `hashes[i]` has the hash of one key for each of several records. numbers[i]: this key's number among the keys of
+    # its record (0 = the first key).
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -159,7 +160,8 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
-    # `named_rows`: for each property value, the index of the property text in which it lies, found by its position.
+    # `named_rows`: for each property value, the index of the property text that contains the value. The value's
+    # position decides this index.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
@@ -167,7 +169,8 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
             # one by one.
             return _hashes_one_by_one(data, fields)
     keys_at, keys_end = _words(text, keys_at, keys_end)
-    # Sort the hashes by record. Within a record the unique id is first, followed by the words of KEYS in their order.
+    # Sort the keys by record. Within a record the unique id is first, followed by the words of the property KEYS in
+    # their order.
     rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
     order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
     at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
@@ -233,8 +236,8 @@ def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
-    # For the i-th space, value[i] is the number of the last value that begins before this space. The next step drops
-    # the spaces outside of all values.
+    # value[i]: the number of the last property value that begins before the i-th space. If the space lies after the end
+    # of this value, it belongs to no value, and is dropped in the next step.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
     # A space ends one word and begins the next word. Two adjacent spaces enclose an empty word, which is dropped.

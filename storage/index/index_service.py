@@ -304,7 +304,8 @@ class IndexService:
             self._on_writable(None)
 
     def _prepare(self) -> None:
-        """Find the log position at which indexing continues, and drop the index files after a gap."""
+        """Find the log position at which indexing continues. If a record with a key is in no index file, drop all index
+        files after this record."""
         position = self._log.min_offset
         self._drop_damaged()
         for path in self._files:
@@ -325,8 +326,8 @@ class IndexService:
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
-                # An index file that is not full has all keys of its last record. If the file is full, the next file may
-                # have the rest of this record's keys.
+                # An index file that still has space contains all keys of its last record. If the file is full, the last
+                # record may have further keys, which belong into the next file.
                 position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
@@ -426,7 +427,8 @@ class IndexService:
         return bool(columns)
 
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
-        """Scan the log from `position` on, and return its records. Return None if retention deleted them."""
+        """Scan the log from `position` on, and return the records found. Return None if retention has deleted this part
+        of the log."""
         try:
             return walk_log(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:

@@ -4,8 +4,9 @@ On disk
     index.sums      1a2b3c4d                                    the CRC-32 of the following lines
                     {"20261120180926228": [next entry, crc]}    for each file, when it was last flushed and closed
 
-RocketMQ has no checksums for index files, and ignores this file. A checksum covers the header, the slots and the used
-entries. If a file took more entries before a crash than its checksum covers, the file cannot be checked.
+The two values of an index file are its number of the next entry and its checksum, at the time of its last flush. The
+checksum covers the header, the slots and the used entries. If a file took more entries before a crash than its checksum
+covers, the file cannot be checked. RocketMQ has no checksums for index files, and ignores index.sums.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class IndexSums:
         return True
 
     def used_bytes(self, header: IndexHeader) -> int:
-        """Return the number of bytes of an index file that are covered by its checksum."""
+        """Return the size in bytes of the part of an index file that the file's checksum covers."""
         return self._shape.entry_at(min(header.next_entry, self._shape.entries))
 
     def _crc(self, entries: int, data: memoryview) -> int:

@@ -38,8 +38,8 @@ class MendedKey(NamedTuple):
 
 
 class MendedKeys:
-    """The table of repaired records' keys of one store. One thread at a time may add keys; any thread may
-    search."""
+    """The index keys of the records that were damaged and then repaired in one store. One thread at a time may add
+    keys; any thread may search."""
 
     def __init__(self, root: Path, min_offset: int, end_offset: int, damage: DamageNotes) -> None:
         """Read index.mended, if it exists, and drop the keys of records that are no longer in the log. Raises OSError

@@ -31,8 +31,8 @@ class Allocator:
         """Lock that is held while a log file is created, and while the log file that was prepared in advance is set or
         taken."""
         self._wanted: int | None = None
-        """The start offset of the log file that the allocator's thread should create next, or of the file that the log
-        took last."""
+        """The start offset of the log file that was requested last. The allocator's thread creates this file, unless
+        the log has already taken it."""
         self._ready: MappedFile | None = None
         """The prepared log file, until the log takes it; None if no file is prepared."""
         self._wake = threading.Event()
@@ -47,8 +47,8 @@ class Allocator:
             self._wake.set()
 
     def is_ready(self, start: int) -> bool:
-        """Return True if the log file that starts at offset `start` is created and the log has not taken it
-        yet."""
+        """Return True if the log file that starts at offset `start` is created, but was not yet handed to the log by
+        `take_file`."""
         ready = self._ready
         return ready is not None and ready.start == start
 

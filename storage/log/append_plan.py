@@ -44,8 +44,8 @@ def plan_append(
         else:
             plan.append(_spans_in_next_files(ends, total, cursor, file_size))
         if plan[-1]:
-            # The new end of the log is the end of this batch's last span. `first`: index of the first record in that
-            # span. `start`: the physical offset of that span.
+            # The log's new end is the end of this batch's last span (range of the log). `first`: index of the first
+            # record in this span. `start`: the physical offset of this span.
             first, _, start = plan[-1][-1]
             cursor = start + total - (int(ends[first - 1]) if first else 0)
     return plan, cursor

@@ -85,8 +85,8 @@ class CommitLog:
         """Cached results of `used_end` for log files, by the start offset of the file: (position, result). The cache is
         used until the log is opened for appends."""
         self._staged_end = 0
-        """The end of the staged bytes. Staged bytes are written after the log's end, and are not yet part of the log.
-        At most `end_offset` if nothing is staged."""
+        """The end of the staged bytes, which are written after the log's end and are not yet part of the log. If no
+        bytes are staged, this value is not greater than `end_offset`."""
         self._easy_end = 0
         """Physical offset up to which records can be appended without a call of `reserve`. The record, and a BLANK
         (end-of-file marker) after it, must end before this offset."""
@@ -204,9 +204,11 @@ class CommitLog:
     def reserve(self, new_end: int, *, for_state: bool = False) -> None:
         """Create all log files up to offset `new_end`, so that writing up to this offset needs no more disk space.
 
-        If the append contains messages, also reserve space after `new_end` for the broker's state, in this file or the
-        next. `for_state`: True if the append contains only the broker's state. Drops staged bytes, because an append is
-        about to overwrite them.
+        `for_state`: True if the append contains only the broker's state. Otherwise the append contains messages. Then
+        this method also reserves space after `new_end` for the broker's state, in this file or the next.
+
+        In both cases this method drops staged bytes (received parts of a damaged range), because an append is about to
+        overwrite them.
 
         Raises OSError if a file cannot be created. The log is then unchanged, except for files that are still empty.
         """
@@ -237,8 +239,8 @@ class CommitLog:
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
     def goes_on_in_file(self, size: int) -> bool:
-        """Return True if a record of `size` bytes fits into the current log file, so that it does not start the next
-        file."""
+        """Return True if the current log file has space for a record of `size` bytes. If not, the record starts the
+        next file."""
         return self.end_offset % self.file_size + size + BLANK_LENGTH <= self.file_size
 
     def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
@@ -301,7 +303,9 @@ class CommitLog:
         Raises OSError if the disk failed.
         """
         start = physical_offset - physical_offset % self.file_size
-        self._easy_end = 0  # Force the next append to call `reserve`, which drops the staged bytes.
+        # Force the next append to call `reserve`, which drops the staged bytes (parts of an append that was not
+        # completed).
+        self._easy_end = 0
         self._staged_end = physical_offset + len(data)
         self._files[start].write(physical_offset - start, data)
         self._files[start].flush()
@@ -318,8 +322,8 @@ class CommitLog:
         """Make the staged bytes part of the log: advance the log's end to the end of these bytes. Raises OSError if the
         disk failed."""
         self._writer.commit(self.end_offset)
-        # First let the writer skip the staged bytes, then advance the log's end. In the reverse order, a commit could
-        # overwrite the staged bytes with old content of a pool buffer.
+        # First let the writer skip the staged bytes (bytes written after the log's end), then advance the log's end. In
+        # the reverse order, a commit could overwrite the staged bytes with old content of a pool buffer.
         self._writer.skip_to(self._staged_end)
         self.end_offset = self._staged_end
 

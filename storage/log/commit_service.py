@@ -56,8 +56,9 @@ class CommitService:
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """Return True if the commit thread has something to do. Either enough bytes are buffered for a commit, or none
-        are buffered. In the second case `on_committed` may not have been called yet for the end of the log files."""
+        """Return True if the commit thread has something to do. Either enough bytes are buffered for a commit; or no
+        bytes are buffered, so the log files are complete, but `on_committed` may not have been called yet for their
+        end."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
@@ -77,7 +78,7 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Check again if a commit is worthwhile: the last commit may already have written the bytes of the append
+            # Decide anew if a commit is worthwhile: the last commit may already have written the bytes of the append
             # that woke this thread.
             worth_it = woken and self._is_worth_it()
             thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000

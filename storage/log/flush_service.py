@@ -69,8 +69,8 @@ class FlushService:
     def is_flushed(self, end_offset: int) -> bool:
         """Return True if the log is on disk up to `end_offset` and the call of `on_flushed` for this offset has
         returned. Any thread may call this method."""
-        # Read `flushed_offset` before `_flushed_before`. If `_flushed_before` is None, no flush is running, so
-        # `on_flushed` has returned for the `flushed_offset` that was read.
+        # Read `flushed_offset` before `_flushed_before`. In this order, a `_flushed_before` of None proves that
+        # `on_flushed` has returned for the `flushed_offset` read here, because no flush is running.
         flushed = self._commit_log.flushed_offset
         before = self._flushed_before
         return (flushed if before is None else before) >= end_offset

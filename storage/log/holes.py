@@ -27,8 +27,8 @@ from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
 PLACE_REASON: Final = "the place of a record in its queue is damaged"
-"""First words of the stored reason for a hole (damaged range) whose record passes all checks, but does not match its
-place in its queue (storage/recovery/misfits.py)."""
+"""The beginning of the reason that is stored for a special kind of hole (damaged range). Its record passes all checks,
+but does not match its place in its queue (storage/recovery/misfits.py)."""
 
 
 class HoleTable:
@@ -104,8 +104,8 @@ def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, lis
     shared = []
     for hole, records in zip(holes, room, strict=True):
         step = hole.size // records
-        # The queue unit gets a size that is too small for a message. So it never counts as a message, even if an intact
-        # record happens to be at its offset.
+        # The queue entry (unit) gets a size that is too small for a record. So the entry never leads to a message, even
+        # if an intact record happens to be at the position to which it points.
         size = min(step, MIN_RECORD_SIZE)
         shared.append((hole, [(hole.offset + step * record, size) for record in range(records)]))
     return shared

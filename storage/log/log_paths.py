@@ -123,7 +123,8 @@ class LogPaths:
         return self._paths[start], scratch
 
     def remove_scratch(self, scratch: Path) -> None:
-        """Remove the file or directory that is left at a scratch path of `choose_path`."""
+        """Remove what is left at `scratch`, the temporary path that `choose_path` returned for a new log file: a file
+        or a directory."""
         if scratch.parent.name == _NEW_DIR:
             disk.remove_tree(scratch.parent)
         else:

@@ -65,8 +65,8 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
     starts, end = walk_records(data, 0, max_bytes)
     end_offset = physical_offset + end
     if end < min(max_bytes, len(data)):
-        # The scan has found no record after the last one. It continues at the next log file, or stops at `limit` if the
-        # log ends within this file: a damaged range (hole) may be the last part of a replica's log.
+        # The bytes after the last record that this scan found are no record. Continue at the next log file. If the log
+        # ends within this file, stop at `limit`: a damaged range (hole) may be the last part of a replica's log.
         end_offset = min(limit, file_start + file_size)
         if not is_blank(data, end):
             file = reader.log_bytes(file_start, min(limit, file_start + file_size))
@@ -93,9 +93,9 @@ def resume_behind(
     is_named = position + MIN_RECORD_SIZE <= named < limit
     if not is_named or not (fills_file(data, named) or is_intact(data, file_start, named, **checks)):
         return next(_intact_from(data, file_start, position + 1, limit, checks), None)
-    # An intact record starts at `named`, the end of the damaged record by its size field. But a damaged size may skip
-    # intact records. So return the first intact record inside the damaged range from which intact records lie back to
-    # back up to `named`. This excludes an intact record that is part of a message body.
+    # The size field of the damaged record leads to an intact record at `named`. But if the size is damaged too, intact
+    # records may lie before `named`. So search for an intact record from which intact records follow one another up to
+    # `named`, and return the first such record. An intact record inside a message body does not meet this condition.
     for found in _intact_from(data, file_start, position + 1, named, checks):
         if _lead_to(data, file_start, found, named, checks):
             return found

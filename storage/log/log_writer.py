@@ -84,7 +84,8 @@ class LogWriter:
         """Set the log's end to `end_offset`: everything before it is in the log files, and nothing follows."""
 
     def committed_offset(self, end_offset: int) -> int:
-        """Return the physical offset up to which the log is in its files. `end_offset` is the log's end."""
+        """Return the physical offset before which all bytes of the log are in the log files. `end_offset` is the log's
+        end."""
         return end_offset
 
     def has_buffer_for(self, end_offset: int, size: int) -> bool:
@@ -118,9 +119,9 @@ class LogWriter:
         """Write records at `physical_offset`. If the log's `end_offset` is in the previous file, first write a BLANK
         (end-of-file marker) there.
 
-        `stamp` fills in the fields that only the store can set, in a copy of the records or in the file; None: the
-        records have these fields already. `whole` is False if `stamp` neither reads nor writes the first 8 bytes. After
-        an OSError some bytes may be written, but not the first 8.
+        `stamp`: function that fills in the fields that only the store can set, in a copy of the records or in the file.
+        It is None if the records already have these fields. `whole` is False if `stamp` neither reads nor writes the
+        first 8 bytes. After an OSError some bytes may be written, but not the first 8.
         """
         if physical_offset != end_offset:
             self._end_file(end_offset, physical_offset)
@@ -130,8 +131,8 @@ class LogWriter:
         if len(records) > self._store_max_bytes:
             mapped = None
         if stamp is not None and (whole or mapped is None):
-            # `stamp` needs the first 8 bytes, but these bytes must be written to the file last. So stamp a copy of the
-            # records.
+            # The append's first 8 bytes must be written to the file last. So if `stamp` needs these bytes, or the
+            # records are not written through the file's map, stamp a copy of the records.
             records, stamp = self._stamped(records, stamp), None
         if mapped is None:
             file.write_whole(position, records)

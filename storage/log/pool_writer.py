@@ -1,7 +1,8 @@
 """Write appends to a transient store pool: into its memory at once, and into the log's files at a commit.
 
 The store uses this writer with transient_store_pool_enable. An append longer than a buffer of the pool is written
-directly to the files, and so are records of another replica. Everything in the pool is committed before that.
+directly to the files, and so are records of another replica. Before such a direct write, everything in the pool is
+committed.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class PoolWriter(LogWriter):
             stamp(window)
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
-        """Return the end of the log file that contains `new_end`. Does not prefault: each commit writes a range so long
-        that prefaulting gains nothing."""
+        """Return the end of the log file that contains `new_end`. This writer does not prefault pages: each commit
+        writes such a long range that prefaulting gains nothing."""
         return (new_end - 1) // self._file_size * self._file_size + self._file_size
 
     def write_record(
@@ -60,8 +61,8 @@ class PoolWriter(LogWriter):
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
-        # Call `skip_to` before the log's end changes. Otherwise a commit could write old content of a pool buffer over
-        # the records that were just written directly to the file.
+        # The records were just written directly to the file, not to a buffer of the pool. Skip them in the buffers
+        # before the log's end moves. Otherwise a commit could write the buffers' old content over the records.
         self.skip_to(physical_offset + len(records))
 
     def skip_to(self, physical_offset: int) -> None:

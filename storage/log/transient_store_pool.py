@@ -43,7 +43,8 @@ class _BufferedRange:
 
 
 class TransientStorePool:
-    """The buffers of one log whose files have `file_size` bytes. One thread writes; any thread may commit.
+    """The buffers in which appends to a log wait until a commit writes them to the log's files. `file_size`: the size
+    of a log file. One thread writes; any thread may commit.
 
     An append of more than `buffer_bytes` is not written to the pool.
     """
@@ -70,7 +71,8 @@ class TransientStorePool:
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self.committed_offset = 0
-        """The physical offset up to which the log is in its files. It is always the end of an append."""
+        """The physical offset up to which the log's bytes are in the log files, not only in the pool. This offset is
+        always the end of an append."""
 
     def begin_at(self, physical_offset: int) -> None:
         """Start to buffer the log at `physical_offset`. Everything before this offset is already in the log
@@ -84,7 +86,8 @@ class TransientStorePool:
         return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
 
     def window(self, physical_offset: int, size: int) -> memoryview | None:
-        """Return the buffer memory for the log's next `size` bytes, which are at most `buffer_bytes`.
+        """Return the part of a buffer into which the log's next `size` bytes must be written. `size` is at most
+        `buffer_bytes`.
 
         Returns None if no buffer is free. After a commit all buffers but the last one are free.
         """
@@ -134,8 +137,8 @@ class TransientStorePool:
             self._committed_to(end_offset)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Record that everything before `physical_offset` is in the log files. The caller must have committed the pool,
-        and written the rest directly."""
+        """Record that everything before `physical_offset` is in the log files. The caller must have committed the
+        pool's bytes, and written the bytes after them directly to the log files."""
         with self._lock:
             self._committed_to(physical_offset)
 
@@ -147,8 +150,8 @@ class TransientStorePool:
 
 
 def _lock_in_memory(mapped: mmap.mmap) -> str:
-    """Lock the pages of a map in memory, each page from its first write on. Returns the reason if the kernel refuses to
-    lock them, else an empty text."""
+    """Make the kernel lock the pages of a map in memory. Each page is locked when it is first written. Returns the
+    reason if the kernel refuses, else an empty text."""
     lock = getattr(_LIBC, "mlock2", None)
     if lock is None:
         return "this system has no mlock2"

@@ -91,12 +91,13 @@ class WarmUp:
                     return
                 self._follow_writer(time.monotonic())
         except OSError as error:
-            # After this error the warm-up thread ends: log pages are no longer prefaulted. Appends only become slower.
+            # This error ends the warm-up thread, so log pages are no longer prefaulted. The only effect is that appends
+            # become slower.
             logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Forget the warm log segments that the writer has passed. Prefault as many segments ahead of the writer as its
-        speed needs."""
+        """Forget the prefaulted log segments that the writer has passed. Prefault as many segments ahead of the writer
+        as the writer's speed requires."""
         self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
         self._crossed_s = now_s

@@ -1,7 +1,7 @@
 """The common base of both kinds of consume queues: their files, offsets, recovery and flushes.
 
-A change belongs in this module if it applies both to queues of single messages (consume_queue.py) and to queues of
-inner batches (batch_consume_queue.py), whatever the layout of their units is.
+A change belongs in this module if it applies to both kinds: queues of single messages (consume_queue.py) and queues of
+inner batches (batch_consume_queue.py). It must not depend on the layout of the queues' entries (units).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NO_LIMIT: Final = 2**63 - 1
 
 
 class BaseConsumeQueue(ABC):
-    """The units of one consume queue. Writers hold the store's append lock; offsets can be read without a lock."""
+    """One consume queue: the entries (units) that point to the queue's records. Writers hold the store's append lock;
+    offsets can be read without a lock."""
 
     store_directory: ClassVar[str]
     """Name of the store's subdirectory that holds queues of this kind."""
@@ -39,19 +40,19 @@ class BaseConsumeQueue(ABC):
         """Find the files of the queue; `recover` reads them later.
 
         Raises StoreCorruptError if the files do not form a queue. With `repair` (after a crash), files that do not fit
-        the others are deleted instead, and their units are rebuilt from the log.
+        the other files are deleted instead, and their entries (units) are rebuilt from the log.
         """
         self.topic, self.queue_id = topic, queue_id
         self.key = (topic, queue_id)
         self.directory = root / self.store_directory / topic / str(queue_id)
         self._file_size = file_size
-        """Size in bytes of each file of the queue; a multiple of the unit size."""
+        """Size in bytes of each file of the queue; a multiple of the size of a queue entry (unit)."""
         self._units_per_file = file_size // self.unit_bytes
         self._reader = reader
         self._handles = handles
         """The write handles that all queues of the store share."""
         # Use sparse files for light queues (RocketMQ's LMQ), to save disk space: a store may have thousands of light
-        # queues, with few units each.
+        # queues, with few entries (units) in each queue.
         sparse = is_light_queue(topic)
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
@@ -80,10 +81,10 @@ class BaseConsumeQueue(ABC):
         record."""
 
     def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written. The search starts at the third-last file (spec
-        §5).
+        """Find the queue's end: the position of the first entry (unit) that was never written. The search starts at the
+        queue's third-last file (spec/storage.md §5).
 
-        All units after that end are removed.
+        All entries after that end are removed.
         """
         self._keep_good_units(self._files.starts[-3:], NO_LIMIT)
 
@@ -97,13 +98,13 @@ class BaseConsumeQueue(ABC):
         starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
         self._keep_good_units(starts, physical_limit)
         if self._files.starts and self._has_no_units():
-            # Remove all units: after the log scan the queue may begin at any offset.
+            # Remove all entries (units) of the queue, because after the log scan the queue may begin at any offset.
             self._remove_all_units()
 
     @abstractmethod
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the queue's units of records that start at or after `physical_limit`. Returns the number of removed
-        units."""
+        """Remove each entry (unit) of the queue whose record starts at or after physical offset `physical_limit`.
+        Returns the number of removed entries."""
 
     @abstractmethod
     def truncate_to(self, queue_offset: int) -> None:
@@ -136,7 +137,8 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _end_byte(self) -> int:
-        """Byte position at which the queue's last unit ends, counted from the queue's offset 0."""
+        """Byte position at which the queue's last entry (unit) ends. Positions count from the byte at which the unit
+        with queue offset 0 begins."""
 
     @abstractmethod
     def _has_no_units(self) -> bool:
@@ -144,17 +146,18 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _remove_all_units(self) -> None:
-        """Remove all units of the queue, in memory and on disk. The queue may begin at any offset afterwards."""
+        """Remove all entries (units) of the queue, in memory and on disk. The queue may begin at any offset
+        afterwards."""
 
     @abstractmethod
     def _starts_before(self, start: int, physical_limit: int) -> bool:
-        """True if the first unit of the queue file at `start` is correct and its record lies before
-        `physical_limit`."""
+        """True if the first entry (unit) of the queue file at `start` is correct, and the entry's record lies before
+        `physical_limit` in the log."""
 
     @abstractmethod
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before its first bad unit: a unit that was never written, is out of order, or reaches
-        `physical_limit`.
+        """End the queue before its first bad entry (unit). A unit is bad if it was never written, is out of order, or
+        reaches `physical_limit`.
 
         Checks the last files of the queue; `starts` are the positions of their first bytes. These files count as dirty,
         because the previous process may not have flushed them.

@@ -28,8 +28,8 @@ _UNIT: Final = struct.Struct(">qiqqqhii")
 
 
 class BatchUnit(NamedTuple):
-    """The queue unit of an inner batch, which is a record of `messages` messages. Its first message has queue offset
-    `base_offset`."""
+    """The consume-queue entry (unit) of an inner batch: a record that contains `messages` messages. The first of these
+    messages has queue offset `base_offset`."""
 
     physical_offset: int
     size: int
@@ -52,7 +52,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
     _first = 0
     """Number of the queue's first unit whose record the log still contains."""
     _end = 0
-    """Number that the queue's next unit will get."""
+    """Number that the next entry (unit) of this queue will get."""
 
     @property
     def first_physical_offset(self) -> int | None:
@@ -60,13 +60,13 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
 
     def reserve(self, count: int) -> None:
-        """Create the queue files for `count` more units. Raises OSError if the disk fails or is full."""
+        """Create the queue files for `count` more entries (units). Raises OSError if the disk fails or is full."""
         end = (self._end + count) * BATCH_UNIT_BYTES
         while not self._files.starts or self._files.starts[-1] + self._file_size < end:
             self._files.make(self._files.starts[-1] + self._file_size if self._files.starts else 0)
 
     def append_unit(self, unit: BatchUnit) -> None:
-        """Append the unit of a record to the queue. The record must lie after all other records of the queue. Raises
+        """Append a record's entry (unit) to the queue. The record must lie after all other records of the queue. Raises
         OSError if the disk fails or is full."""
         self.reserve(1)
         position = self._end * BATCH_UNIT_BYTES
@@ -95,8 +95,8 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return self._files.drop_files_before(self._first * BATCH_UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
-        """Return the unit of the inner batch (one record) that contains the message with `queue_offset`. Returns None
-        if no inner batch contains it."""
+        """Return the consume-queue entry (unit) of the inner batch, a single record, that contains the message with
+        `queue_offset`. Returns None if no inner batch contains it."""
         number = self._number_of_holder(queue_offset)
         if number >= self._end:
             return None
@@ -140,16 +140,17 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return unit
 
     def _number_at(self, index: int) -> int:
-        """Return the number of the first unit in the queue file with the index `index`."""
+        """Return the number of the first entry (unit) in the queue file with the index `index`. Entries are numbered
+        from the queue's start."""
         return self._files.starts[index] // BATCH_UNIT_BYTES if self._files.starts else 0
 
     def _base_offset_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
 
     def _first_unit_with(self, field: str, least: int, first: int) -> int:
-        """Search the units from number `first` on for the first unit whose field `field` is at least `least`. Return
-        its number, or the number after the queue's last unit if no unit has such a value. The values must be ascending.
-        """
+        """Search this queue for the first unit (entry of an inner batch) whose field `field` is at least `least`. The
+        search begins at unit number `first`. Return the unit's number, or the number after the queue's last unit if no
+        unit has such a value. The field's values must be ascending."""
         numbers = range(first, self._end)
         return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
 
@@ -186,7 +187,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         self._truncate(end)
 
     def _truncate(self, end: int) -> None:
-        """Remove all units of the queue from number `end` on, in memory and on disk."""
+        """Remove the unit with number `end` and all later units of the queue, in memory and on disk."""
         self._files.cut(end * BATCH_UNIT_BYTES)
         self._end = end
         self._first = min(self._first, end)

@@ -50,8 +50,8 @@ COMPACTED_UNIT: Final = np.dtype(
         ("key_low", "<u8"),
     ]
 )
-"""A unit of a compacted log, for one message: its positions in the queue, the commit log and the compacted log, and the
-hash of its key."""
+"""Layout of an entry (unit) of a compacted log. There is one unit for each message: the message's positions in the
+queue, the commit log and the compacted log, and the hash of the message's key."""
 TOMBSTONE: Final = 1
 KEYLESS: Final = 2
 DAMAGED: Final = 4
@@ -103,18 +103,18 @@ class CompactedLog:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
-        """Return the numbers of the units that match a request. The search starts at unit `first` and covers the range
-        that one fetch searches.
+        """Return the indices of the entries (units) that match a request. The search starts at entry `first` and covers
+        the range that one fetch searches.
 
-        Also returns the unit number at which the next fetch continues.
+        Also returns the index of the entry at which the next fetch continues.
         """
         if request.tag_codes is None and request.sql is None:
             end = min(len(self.units), first + request.max_messages)
             return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
-            # A filter expression is applied to whole records. So also limit the number of record bytes that one fetch
-            # searches, but search at least one record.
+            # A filter expression must read whole records, not only queue units. So limit the number of record bytes
+            # that one fetch searches, but search at least one record.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
         wanted = self._has_record[first:end].copy()
@@ -129,8 +129,8 @@ class CompactedLog:
         return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
-        """Yield the bytes of the records with the given unit numbers, in order. Adjacent records are yielded
-        together."""
+        """Yield the bytes of the records whose units (entries of the queue) have the numbers `rows`, in order. Adjacent
+        records are yielded together."""
         if not len(rows):
             return
         edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
@@ -181,8 +181,8 @@ class NewGeneration:
     unpublished generation."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Start a new generation of the compacted log. Its records must be written in the order of the units. Raises
-        OSError if the disk fails or is full."""
+        """Start a new generation of the compacted log. The generation's records must be written in the order of its
+        entries (units). Raises OSError if the disk fails or is full."""
         disk.make_directory(directory)
         self._directory, self._generation = directory, generation
         disk.unlink(_log_path(directory, generation))
@@ -197,8 +197,8 @@ class NewGeneration:
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Fill in the position of each unit's record in the new compacted log, and flush the records and the units to
-        disk. Raises OSError if the disk fails or is full."""
+        """Write the generation's entries (`units`) to disk, each with the position of its record in the new compacted
+        log. Also flush the records to disk. Raises OSError if the disk fails or is full."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]

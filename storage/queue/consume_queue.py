@@ -7,9 +7,9 @@ On disk
 A unit, big-endian
     | physical_offset 8 | size 4 | tags_code 8 |
 
-A unit (0, 2147483647, 0) points to no record. If the beginning of a queue is no longer in the log, such units fill the
-offsets before its first message. Units are written right after their records; units that a crash lost are rebuilt from
-the log.
+A unit (0, 2147483647, 0) points to no record. If the first messages of a queue are no longer in the log, such units
+take the place of these messages' units. A message's unit is written right after the message's record. After a crash,
+recovery rebuilds lost units from the log.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ _RECOVER_GROWTH: Final = 4
 _DAMAGED_MAX: Final = 1000
 """Maximum number of consecutive damaged records that a search by time skips."""
 _COMPARED_RECORDS: Final = 3
-"""A search by time also checks the store times of this many records before the offset that it found, in case a single
-time is wrong."""
+"""Number of records before the found offset whose store times a search by time also checks. This protects the search
+against a single wrong store time."""
 _LOST_UNITS_MAX: Final = 65_536
 """Approximate maximum number of removed units of a queue that recovery keeps in memory."""
 
 
 class ConsumeQueue(BaseConsumeQueue):
-    """The units of one consume queue, one unit for each message. The n-th unit of the queue has queue offset n."""
+    """The entries (units) of one consume queue, one entry for each message. The n-th entry of the queue has queue
+    offset n."""
 
     store_directory = CONSUME_QUEUE_DIR
     unit_bytes = UNIT_BYTES
 
     out_of_order = False
-    """True if recovery found a file whose first unit points to an earlier part of the log than the previous file. The
-    queue then ends before that file."""
+    """True if recovery found a file whose first entry (unit) points to an earlier part of the log than the previous
+    file's entries. The queue then ends where this file would begin."""
     compacted: CompactedLog | None = None
     """The queue's compacted log, if the topic is compacted. Set under the append lock."""
     lost_units: NDArray[np.void] = np.empty(0, UNIT_DTYPE)
-    """Copy of the first units that `recover_until` removed from the queue. These units may be correct. Empty after
-    recovery."""
+    """Copy of the first entries (units) that `recover_until` removed from the queue. Some of these entries may be
+    correct. Empty after recovery."""
     lost_units_from = 0
     """Queue offset of the first unit in `lost_units`."""
     _forgotten_before = 0
@@ -72,10 +73,11 @@ class ConsumeQueue(BaseConsumeQueue):
     """Memory map of the queue file that was written last; None if that file has no map. Use it only through
     `_map_at`."""
     _map_start = 0
-    """Position in the queue, in bytes, at which the file that `_map` maps begins."""
+    """Start position of the file in `_map`: the number of bytes from the beginning of the queue to the beginning of
+    this file."""
     _map_known = -1
-    """Value of `WriteHandles.closed_count` (number of closed files) when `_map` was looked up. While the count stays
-    the same, `_map` is still valid. -1 if the next write must look the map up again."""
+    """The value that `WriteHandles.closed_count` (number of closed files) had when `_map` was looked up. `_map` is
+    valid while the count has this value. -1 forces the next write to look up the map again."""
 
     @property
     def first_offset(self) -> int:
@@ -119,8 +121,8 @@ class ConsumeQueue(BaseConsumeQueue):
         self.truncate_to(self.next_offset)
 
     def _keep_lost_units(self) -> None:
-        """Copy the first units after `next_offset` to `lost_units`. The copy ends before the first unit that was never
-        written or is in another file. Units that were copied earlier, when the queue was cut at a later offset, are
+        """Copy the first units after `next_offset` to `lost_units`. Only units in the same file are copied, up to the
+        first unit that was never written. Units that were copied earlier, when the queue was cut at a later offset, are
         kept."""
         kept, kept_from = self.lost_units, self.lost_units_from
         units, count = np.empty(0, UNIT_DTYPE), 1
@@ -140,20 +142,20 @@ class ConsumeQueue(BaseConsumeQueue):
 
     @property
     def has_lost_units(self) -> bool:
-        """True if recovery has removed units from the queue and has not put them back."""
+        """True if recovery has removed entries (units) from the queue and has not put them back."""
         return self.lost_units_from + len(self.lost_units) > self.next_offset
 
     def forget_lost_units(self) -> None:
-        """Discard the copy of the queue's units that recovery has removed."""
+        """Discard the copy of the entries (units) that recovery has removed from the queue."""
         self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
         """Move `next_offset` from the start of a queue file to the end of the file's correct units (entries), but not
-        beyond `file_end`. `reach`: the log offset at which the records of the earlier files' units end.
+        beyond `file_end`. `reach`: the log offset at which the last record of the earlier files' units ends.
 
-        Returns the log offset at which the records of all units up to `next_offset` end, and whether the queue ends in
-        this file. The file is read in chunks: most of a short queue's file was never written, and reading all of it
-        would take memory.
+        Returns the log offset at which the last record of all units up to `next_offset` ends. The second value is True
+        if the queue ends in this file. The file is read in chunks: most of a short queue's file was never written, and
+        reading all of it would take memory.
         """
         is_first, count = True, _RECOVER_FIRST_UNITS
         while self.next_offset < file_end:
@@ -163,8 +165,8 @@ class ConsumeQueue(BaseConsumeQueue):
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
-            # before[i]: log offset at which the records of all units before unit i end; these include units of earlier
-            # files. The array has one more element than `units`.
+            # before[i]: the highest log offset at which a record of the units before unit i ends. Units of earlier
+            # files count, too. The array has one more element than `units`.
             before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
@@ -180,23 +182,25 @@ class ConsumeQueue(BaseConsumeQueue):
         return reach, False
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
-        """Return at most `count` units of the queue from `from_offset` on, before `next_offset`. At the end of a file
-        fewer units are returned."""
+        """Return at most `count` entries (units) of this consume queue, from `from_offset` on. The queue's units end at
+        `next_offset`. At the end of a queue file, fewer units are returned."""
         count = min(count, self.next_offset - from_offset)
         if from_offset + count > self.visible_offset:
             self._handles.complete_writes()
         return self._reader.units(self.topic, self.queue_id, from_offset, count)
 
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
-        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one unit.
+        """Return the first entry (unit) in [`from_offset`, `end_offset`) that points to a record, as an array of length
+        one.
 
-        Returns an empty array if no unit points to a record.
+        Returns an empty array if no entry points to a record.
         """
         return self._next_pointing(from_offset, end_offset)[1]
 
     def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
-        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as `next_unit` does, together
-        with the unit's queue offset. The offset comes first.
+        """Return the first entry (unit) in [`from_offset`, `end_offset`) that points to a record, together with its
+        queue offset. The queue offset comes first in the result. The unit is returned in the same form as by
+        `next_unit`.
 
         If no unit is found, the offset is `end_offset`, or the offset of the first unit that does not exist.
         """
@@ -228,9 +232,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return (self.next_offset + count) * UNIT_BYTES <= starts[-1] + self._file_size
 
     def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write the queue unit of one record, which is `size` bytes long. `reserve` must have been called.
+        """Write the queue's entry (unit) of one record. `size`: the record's length in bytes. `reserve` must have been
+        called.
 
-        Raises OSError if the write fails: part of the unit may be written, and `next_offset` has not moved.
+        Raises OSError if the write fails: part of the entry may be written, and `next_offset` has not moved.
         """
         position = self.next_offset * UNIT_BYTES
         mapped = self._map
@@ -250,7 +255,8 @@ class ConsumeQueue(BaseConsumeQueue):
         tags_codes: NDArray[np.int64],
         ends: NDArray[np.int64] | None = None,
     ) -> None:
-        """Write the units of records that lie back to back from `physical_offset` on, as `append_unit` does.
+        """Write the queue's entries (units) of records that lie back to back in the log from `physical_offset` on, as
+        `append_unit` does for one record.
 
         `ends`: the `record_ends` of the sizes, if the caller has already computed them.
         """
@@ -259,8 +265,8 @@ class ConsumeQueue(BaseConsumeQueue):
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """Write the queue units of records anywhere in the log, as `append_unit` does. The physical offsets must
-        ascend."""
+        """Append the entries (units) of records to the queue, as `append_unit` does for one record. The records may lie
+        anywhere in the log, but their physical offsets must ascend."""
         position, count = self.next_offset * UNIT_BYTES, len(sizes)
         mapped = self._map_at(position)
         if mapped is not None and position + count * UNIT_BYTES <= self._map_start + self._file_size:
@@ -272,11 +278,10 @@ class ConsumeQueue(BaseConsumeQueue):
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
-        """Let an empty queue start at `queue_offset`. The units before it in the first file are set to point to no
-        record.
+        """Make an empty queue start at `queue_offset`. Earlier units in its first file then point to no record.
 
-        Also fills a gap in a queue that is not empty: the offsets from `next_offset` up to `queue_offset`, whose
-        records are lost (spec §2, rule 2).
+        If the queue is not empty, this fills a gap whose records are lost (spec §2, rule 2): the offsets from
+        `next_offset` up to `queue_offset` get such units, too.
         """
         if not self._files.starts:
             self.next_offset = queue_offset - queue_offset % self._units_per_file
@@ -309,10 +314,11 @@ class ConsumeQueue(BaseConsumeQueue):
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move `min_offset` to the queue's first message that starts at or after the log's first byte (spec §2).
 
-        Unlike in RocketMQ, units that point to no record never count as messages.
+        An entry (unit) of the queue that points to no record never counts as a message. RocketMQ may count it.
         """
         if self._files.starts:
-            # Assign `min_offset` in one step, because readers may read it at any time.
+            # Assign `min_offset` in a single step: readers may read it at any time, and must not see an intermediate
+            # value.
             self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
 
     @property
@@ -322,11 +328,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return self.min_offset if self.compacted is None else 0
 
     def blank(self, queue_offsets: NDArray[np.int64]) -> None:
-        """Blank the units at `queue_offsets`: they then point to no record. Consumers may be able to read these
-        offsets. Called under the append lock.
+        """Blank the queue's entries (units) at `queue_offsets`, so that they point to no record. Called under the
+        append lock.
 
-        Only the size of each unit is written, so a reader sees either the old unit or a blank unit. Raises OSError if
-        the disk fails.
+        Consumers may be reading these entries. So only the size field of each entry is written, and a reader sees
+        either the old entry or a blank entry. Raises OSError if the disk fails.
         """
         for offset in queue_offsets.tolist():
             position = offset * UNIT_BYTES
@@ -336,11 +342,11 @@ class ConsumeQueue(BaseConsumeQueue):
             self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
 
     def put_unit_at(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Replace the unit at a queue offset if it does not point to the given record. Returns True if the unit was
-        replaced.
+        """Replace the entry (unit) at a queue offset if it does not point to the given record. Returns True if the
+        entry was replaced.
 
-        A unit that points to no record and only fills an offset stays unchanged. Called under the append lock. Raises
-        OSError if the disk fails.
+        An entry that points to no record, and only fills its offset, stays unchanged. Called under the append lock.
+        Raises OSError if the disk fails.
         """
         [unit] = self.units(queue_offset, 1)
         if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
@@ -357,9 +363,9 @@ class ConsumeQueue(BaseConsumeQueue):
     def first_stored_at(self, time_ms: int) -> int:
         """Return the first queue offset, from `min_offset` on, whose message was stored at `time_ms` or later.
 
-        Returns `visible_offset` if no readable message was stored then. Skips damaged records and units. A record's
-        store time may be earlier than the times of the records before it. In this case the earlier records' times
-        count: retention must not drop messages because one time is wrong.
+        Returns `visible_offset` if no readable message was stored then. Skips damaged records and units. Suppose that a
+        record's store time is earlier than the store time of a record before it. Then the later of the two times is
+        used for it: retention must not drop messages because one time is wrong.
         """
         min_offset = self.min_offset
         first = self._search_stored_at(time_ms, min_offset, self.visible_offset)
@@ -382,9 +388,10 @@ class ConsumeQueue(BaseConsumeQueue):
         return low
 
     def _next_stored(self, from_offset: int, end_offset: int) -> tuple[int, int | None]:
-        """Return the offset and the store time of the first intact record in [`from_offset`, `end_offset`).
+        """Return the queue offset and the store time of the first intact record in [`from_offset`, `end_offset`).
 
-        The time is None if none of the next _DAMAGED_MAX records is intact.
+        Examines at most _DAMAGED_MAX records. If none of them is intact, the returned time is None, and the returned
+        offset follows the last examined record.
         """
         for _ in range(_DAMAGED_MAX):
             from_offset, unit = self._next_pointing(from_offset, end_offset)
@@ -397,8 +404,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, None
 
     def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
-        """Search the last records before `queue_offset` for a record that was stored at `time_ms` or later. Return the
-        record's queue offset, or None if no such record is found."""
+        """Search the last _COMPARED_RECORDS records before `queue_offset` for a record that was stored at `time_ms` or
+        later. Return the record's queue offset, or None if no such record is found."""
         for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
             unit = self.units(offset, 1)
             stored_ms = self._stored_ms(unit) if len(unit) else None
@@ -407,7 +414,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return None
 
     def _stored_ms(self, unit: NDArray[np.void]) -> int | None:
-        """Return the store time of the record that a unit points to; None if the record is damaged or missing."""
+        """Return the store time of the record that a consume-queue entry (`unit`) points to; None if the record is
+        damaged or missing."""
         [[start, size, _]] = unit.tolist()
         if size == PRE_BLANK_SIZE:
             return None
@@ -453,8 +461,8 @@ class ConsumeQueue(BaseConsumeQueue):
                 # Search again: retention deleted a queue file during the search.
 
     def first_placed_at(self, physical_offset: int) -> int:
-        """Search as `first_at_or_after` does, but in all units of the queue, visible or not. Returns `next_offset` if
-        no unit matches. Called under the append lock."""
+        """Search as `first_at_or_after` does, but in all entries (units) of the queue, visible or not. Returns
+        `next_offset` if no entry matches. Called under the append lock."""
         return self._first_at_or_after(physical_offset, self.min_offset)
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:

@@ -54,7 +54,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         handles: WriteHandles,
         repair: bool,
     ) -> None:
-        """Find the files of a queue that has the extension `ext`. Errors and `repair` are the same as for
+        """Find the files of a queue that has the extension `ext`. Errors and `repair` have the same meaning as for
         `BaseConsumeQueue`."""
         super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
         self._ext = ext
@@ -74,8 +74,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def drop_files_before_min(self) -> list[Path]:
-        """Drop the queue files before `min_offset` from the list of files, and return them, as for queues without
-        extension files. The result also has the extension files that are no longer needed."""
+        """Drop the queue files before `min_offset` from the list of files. Returns the dropped queue files, and also
+        the queue's extension files that are no longer needed."""
         paths = super().drop_files_before_min()
         if len(self._ext.files.starts) > 1:
             first_file = next(self._addresses(self.file_ranges()), None)
@@ -92,7 +92,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.files.delete()
 
     def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
-        """Yield the extension addresses in the queue's units: one array for each queue file that contains any."""
+        """Yield the addresses of extension entries (units) that the consume queue's entries contain: one array for each
+        queue file that has any."""
         for first, count in ranges:
             from_offset = max(first, self.min_offset)
             codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
@@ -123,8 +124,8 @@ class ConsumeQueueExt:
         """True if this queue stores an extension unit for each new message. False once the disk has failed to store an
         extension unit."""
         self._end: int | None = None
-        """Byte position at which the next extension unit begins. None for a new queue, or while the end is not known
-        yet."""
+        """Byte position at which the next entry (unit) of the extension begins. None for a new queue, or while the end
+        is not known yet."""
 
     @classmethod
     def of_queue(
@@ -139,8 +140,9 @@ class ConsumeQueueExt:
     ) -> ConsumeQueueExt | None:
         """Return the extension of a consume queue; None if the queue has no extension and will not get one.
 
-        Raises StoreCorruptError if the extension will be written and its files have a gap. With `repair` (after a
-        crash), files that do not fit the others are deleted instead.
+        Raises StoreCorruptError if the extension will be written and its files have a gap, a wrong size or a wrong
+        name. With `repair` (after a crash), a gap or a wrong size raises no error. Instead the first file that does not
+        fit the earlier files is deleted, with all later files.
         """
         root, file_size = settings.store_path_root_dir, settings.mapped_file_size_consume_queue_ext_bytes
         directory = root / CONSUME_QUEUE_EXT_DIR / topic / str(queue_id)
@@ -212,11 +214,11 @@ class ConsumeQueueExt:
         self._handles.write(path, offset - start, data)
 
     def end_behind(self, address: int | None) -> None:
-        """Remove the extension units after `address`, the last extension address in the queue's units. If `address` is
-        None, remove all extension units.
+        """Remove the extension entries (units) after `address`, the last extension address in the consume queue's
+        entries. If `address` is None, remove all extension entries.
 
-        The extension unit at `address` may be missing, because its file is missing. In this case all extension units
-        are removed, and new ones get addresses that no queue unit contains yet.
+        The extension entry at `address` may be missing, because its file is missing. In this case all extension entries
+        are removed, and new extension entries get addresses that no queue entry contains yet.
         """
         if not self.writes:
             return
@@ -232,7 +234,7 @@ class ConsumeQueueExt:
 
     def drop_files_before(self, address: int | None) -> list[Path]:
         """Drop the extension files before the file that contains `address`, the first extension address in the queue's
-        units. Returns the dropped files.
+        entries (units). Returns the dropped files.
 
         The caller then deletes the dropped files from disk. Never drops the last file.
         """

@@ -1,7 +1,7 @@
 """The files of one queue on disk: finds the files, creates the next file, cuts the end off, drops the oldest files.
 
 The files lie end to end. Each file is named after the queue's byte position at which the file starts
-(storage/files/file_names.py). The format of the queue's units is defined in storage/queue/consume_queue.py,
+(storage/files/file_names.py). The format of the queue's entries (units) is defined in storage/queue/consume_queue.py,
 batch_consume_queue.py and, for extensions, consume_queue_ext.py. All files can be rebuilt from the log, or are
 optional, so a crash may leave any of them short, torn or missing.
 """
@@ -36,8 +36,9 @@ class QueueFiles:
         """Find the queue's files on disk.
 
         Raises StoreCorruptError, whose text ends with `remedy`, if the files do not form a queue. With `repair` (after
-        a crash), files that do not fit the others are deleted instead. With `sparse`, a new file takes disk space only
-        for the units in it. On a full disk, creating such a file succeeds, but writing units fails.
+        a crash), files that do not fit the other files are deleted instead. With `sparse`, a new file takes disk space
+        only for the entries (units) that were written into it. On a full disk, creating such a file succeeds, but
+        writing entries fails.
         """
         self.directory = directory
         self._file_size = file_size
@@ -106,8 +107,8 @@ class QueueFiles:
         return forgotten
 
     def is_flush_due(self, end: int, least_pages: int) -> bool:
-        """True if a queue that ends at byte `end` has enough dirty pages to flush, or has filled a file (spec
-        §6)."""
+        """True if the queue must be flushed (spec §6): it has at least `least_pages` dirty pages, or it has filled a
+        file. `end`: the byte position of the queue's end."""
         pages = end // disk.PAGE_BYTES - self._flushed_end // disk.PAGE_BYTES
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 

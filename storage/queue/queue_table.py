@@ -63,7 +63,7 @@ class QueueTable:
         *,
         after_crash: bool,
     ) -> None:
-        """Find the queues on disk, without reading their units. Directories whose names are not queue ids are
+        """Find the queues on disk, without reading their entries (units). Directories whose names are not queue ids are
         skipped."""
         self._root, self._settings = root, settings
         self._file_size = settings.mapped_file_size_consume_queue_bytes
@@ -213,9 +213,9 @@ class QueueTable:
         """Return the queues that certainly existed before a topic was deleted. Queue `queue_id` of the topic is known
         to be one of them.
 
-        The topic was deleted after the last record of each of these queues. So a queue whose first record lies before
-        the last record of a queue already found existed then, too. A queue that begins later may belong to a new topic
-        of the same name.
+        The topic was deleted only after the last record of each such queue. Suppose that another queue's first record
+        lies before this last record: then this queue also existed before the deletion. A queue that begins later may
+        belong to a new topic of the same name.
         """
         old = [self._queues[topic, queue_id]]
         rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
@@ -227,8 +227,8 @@ class QueueTable:
         return old
 
     def _note_deletions(self, names: Sequence[str], end_offset: int, min_offset: int) -> None:
-        """Record that the messages of the topics or queues `names` are deleted if they lie before `end_offset`. Drop
-        recorded deletions whose messages are no longer in the log."""
+        """Record that the topics or queues `names` were deleted: their messages before `end_offset` in the log are
+        deleted, too. Drop recorded deletions whose messages are no longer in the log."""
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
         self._deleted.update(dict.fromkeys(names, end_offset))
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
@@ -237,9 +237,9 @@ class QueueTable:
         """Finish deletions that a crash interrupted: delete the remaining queues. Called after recovery has found the
         ends of the queues.
 
-        A queue without units is deleted too if the log, which starts at `min_physical_offset`, still has the deleted
-        messages: the log scan then finds all later messages. Otherwise the queue must stay, because only the queue
-        itself records its next offset.
+        A queue that has no entries (units) is deleted too if the log, which starts at `min_physical_offset`, still has
+        the deleted messages: the log scan then finds all later messages. Otherwise the queue must stay, because only
+        the queue itself records its next offset.
         """
         left: dict[str, list[AnyQueue]] = {}
         for queue in self:
@@ -283,10 +283,11 @@ class QueueTable:
         """Return the queue offset at which a new light queue begins. The log contains the physical offsets
         [`log_start`, `log_end`).
 
-        A queue of the same name may have been deleted before (`sweep_light_queue`). All its records lay before
-        `log_start`, so its offsets are smaller than the number of records that fit into that part of the log. Its
-        consumers have committed an old offset, and must not miss new messages. The new queue begins at the start of a
-        file, unless the log is too short for that offset.
+        A deleted queue of the same name (`sweep_light_queue`) may have existed before, and its consumers may have
+        committed an offset. So that they miss no messages, the new queue must begin after all offsets of the deleted
+        queue. All records of the deleted queue lay before `log_start`. So its offsets are smaller than the number of
+        records that fit into the log before `log_start`. The new queue begins at this number, rounded up to the start
+        of a queue file. The number is not rounded if the log is too short for the rounded offset.
         """
         least = log_start // MIN_RECORD_SIZE
         units = self._file_size // UNIT_BYTES

@@ -13,7 +13,7 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
-"""Age in ms. A message of at least this age certainly belongs to the topic that config/topics.json describes.
+"""Minimum age, in ms, of a message that certainly belongs to the topic described in config/topics.json.
 
 A younger message may belong to an earlier topic of the same name, which had other attributes and was deleted.
 """
@@ -40,7 +40,8 @@ class StoredAttributes:
 def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
     """Parse the attributes of each topic from the text of topics.json. Invalid attributes are ignored.
 
-    If the text is not in RocketMQ's format, the result is empty; the broker rewrites the file.
+    If the text is not in RocketMQ's format, the result is empty: topics have no attributes until the broker rewrites
+    the file.
     """
     try:
         table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))

@@ -35,13 +35,13 @@ class FetchService:
         check: Callable[[], None],
         mend: Callable[[ConsumeQueue, int, int], int],
     ) -> None:
-        """`mend` rewrites the wrong units between two offsets of a consume queue, and returns the number of wrong
-        units."""
+        """`mend` rewrites the incorrect entries (units) of a consume queue between two queue offsets, and returns the
+        number of these entries."""
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check, self._mend = check, mend
         self._mended: set[tuple[tuple[str, int], int]] = set()
-        """Queue positions (queue and offset) at which the fetch service has already searched for wrong units. If a read
-        at one of these positions still fails, the record itself is damaged."""
+        """Positions (queue and queue offset) at which the fetch service has already searched for incorrect
+        consume-queue entries (units). If a read at one of these positions still fails, the record itself is damaged."""
         reader.mend_units = self._mend_units
 
     def fetch(
@@ -75,11 +75,11 @@ class FetchService:
         return concluded(requests, results)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """Return the first and the visible end offset of several queues, and whether any of these queues is ready for a
-        fetch.
+        """Return the first and the visible end offset of several queues, and True if at least one of these queues is
+        ready for a fetch.
 
         A queue is ready if it has a message at or after the requested offset, or does not contain that offset. With
-        `patient`, only a message makes the queue ready.
+        `patient`, a queue that does not contain the offset is not ready.
 
         Does not block, and reads no messages. Raises ServiceNotAvailableError if the store closes.
         """
@@ -107,8 +107,8 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        # Give each queue with messages an equal share of the bytes that are left. The bytes are divided among this
-        # queue and the later queues that have messages.
+        # The remaining bytes of the answer are divided equally among all queues with messages that come now or later in
+        # this loop. Each of these queues gets its share.
         results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
             is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
@@ -133,14 +133,14 @@ class FetchService:
             # Read the queue's first offset again: it has moved if retention deleted the record during the read.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # The record that was lost may belong to a later message of the request. Read one message only, so that
-                # the messages before the lost record are returned.
+                # The lost record may belong to a message after the first requested message. So read only one message at
+                # a time, so that the messages before the lost record are returned.
                 request = replace(request, max_messages=1)
         return self._read(request, min_offset, max_offset, max_bytes)
 
     def _mend_units(self, topic: str, queue_id: int, from_offset: int, end_offset: int) -> bool:
-        """Rewrite the wrong units between two offsets of a consume queue, unless a fetch has already searched there.
-        Returns True if any unit was wrong."""
+        """Rewrite the wrong entries (units) between two offsets of a consume queue. Does nothing if an earlier fetch
+        has already searched for wrong entries from `from_offset` on. Returns True if any entry was wrong."""
         queue = self._queues.get_plain(topic, queue_id)
         if queue is None or (queue.key, from_offset) in self._mended:
             return False

@@ -38,8 +38,8 @@ class LongPolls:
     def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> LongPollWaiter:
         """Register the function `wake`. Any thread calls it for each change of one of `queues`, until `remove`.
 
-        Check the queues after registering. `wake` must not block, register or remove. Raises SystemBusyError if the
-        limit is reached. Nothing was registered in this case.
+        Check the queues after registering. `wake` must not block, and must not call `register` or `remove`. Raises
+        SystemBusyError if the limit is reached. Nothing was registered in this case.
         """
         waiter = LongPollWaiter(frozenset(queues), wake)
         with self._lock:

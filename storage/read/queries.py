@@ -192,10 +192,11 @@ class StoreQueries:
         return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
-        """Return the record of `view` in a list if `accept` returns True for it; otherwise an empty list.
+        """Return a list with the record of `view` if `accept` returns True for it; otherwise an empty list.
 
-        For an inner batch, returns the records of the accepted messages. If only the batch itself is accepted, returns
-        the records of all its messages. Raises RecordError if the inner batch is damaged.
+        The record may be an inner batch with several messages. Then `accept` is called for each message, and the list
+        has one record for each accepted message. If `accept` accepts only the batch itself, the list has the records of
+        all its messages. Raises RecordError if the inner batch is damaged.
         """
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [self._bytes_of(view)] if accept(view) else []
@@ -204,7 +205,7 @@ class StoreQueries:
 
     def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
         """Check a record that the index lists under `topic` and `key`. Returns False if the disk has changed the
-        record.
+        record, so that the index entry does not belong to it.
 
         `is_wanted`: True if the record has this topic and this key. Raises RecordError if the record is a damaged inner
         batch.
@@ -217,11 +218,11 @@ class StoreQueries:
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
 
     def _has_its_place(self, view: DispatchView) -> bool:
-        """Return False if the consume queue has another record at this record's queue offset, or does not reach that
-        offset yet.
+        """Return False if this record is certainly not the record at its queue offset. The consume queue then has
+        another record at this offset, or does not reach the offset yet.
 
-        Return True if the queue no longer contains the offset, or if the queue's unit is damaged: it is then unknown
-        which record belongs to the offset.
+        Return True in the other cases. If the queue no longer contains the offset, or the queue's unit is damaged, it
+        is unknown which record belongs to the offset.
         """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -281,8 +282,8 @@ class StoreQueries:
         return None if found is None else self._record_at(file_start + found, end)
 
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
-        """True if a damaged record begins at `physical_offset`: the bytes contain a record's magic and this offset, or
-        their size field leads to the next record, to `end` or to the end of the file.
+        """True if a damaged record begins at `physical_offset`. This is so if the bytes there contain a record's magic
+        and this offset. It is also so if their size field leads to the next record, to `end` or to the end of the file.
 
         False for an offset inside a record, in the blank end of a log file, or in the deleted part of the log.
         """

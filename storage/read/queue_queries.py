@@ -53,10 +53,10 @@ class QueueQueries:
         return bounds
 
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
-        """Return the store times of the messages at queue positions, in ms since 1970.
+        """Return the store time, in ms since 1970, of the message at each queue position.
 
-        If retention has deleted a message, its queue's first existing message counts instead. The time is 0 if the
-        queue has no message.
+        If retention has deleted a message, the store time of the queue's first existing message is returned instead.
+        The time is 0 if the queue has no message.
         """
         self._check()
         times = []

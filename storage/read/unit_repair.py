@@ -1,9 +1,9 @@
-"""Rewrites queue units that the disk has damaged, from the records in the log. The repair runs when a reader finds the
-damage.
+"""Rewrites consume-queue entries (units) that the disk has damaged, from the records in the log. The repair runs when a
+reader finds the damage.
 
 A unit is correct if it points to a record that has the unit's size and names the unit's queue and offset. The record of
-a wrong unit lies between the records of the adjacent units, so only that part of the log is scanned. Recovery itself
-checks the units of the part of the log that it scans (redispatch.py).
+an incorrect unit lies between the records of the adjacent units, so only that part of the log is scanned. During a log
+scan, recovery itself checks the units of the scanned records (redispatch.py).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WALK_MAX_BYTES: Final = 64 << 20
 """Maximum number of log bytes that a repair scans to find the record of one queue unit."""
 _WALK_BYTES: Final = 4 << 20
 MISSED_MAX: Final = 4
-"""A repair stops after it found no record in the log for this number of queue units, because the search blocks appends.
-The remaining units stay unchanged."""
+"""Maximum number of queue units for which a repair searches the log without finding the record. Then the repair stops,
+because the search blocks appends. The remaining units stay unchanged."""
 NEIGHBOURS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class UnitRepair:
 
 
 def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-    """Rewrite the wrong units of a queue, as `UnitRepair.mend` does. Called under the append lock. Raises OSError if
-    the disk fails."""
+    """Rewrite the wrong entries (units) of a consume queue, as `UnitRepair.mend` does. Called under the append lock.
+    Raises OSError if the disk fails."""
     if is_light_queue(queue.topic):
         return 0
     mended = missed = 0
@@ -81,8 +81,8 @@ def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_of
 
 
 def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
-    """Return the record that belongs to a queue offset. The search covers the log between the records of the nearest
-    correct units. Returns None if the record is not found."""
+    """Find the record that belongs to a queue offset whose entry (unit) is wrong. Searches the log between the records
+    of the nearest correct entries before and after. Returns None if the record is not found."""
     start, end = parts.log.min_offset, parts.log.end_offset
     before = _neighbour(
         queue, range(queue_offset - 1, max(queue_offset - NEIGHBOURS_MAX, queue.min_offset) - 1, -1), parts.reader
@@ -93,8 +93,9 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:
-        # No earlier correct unit was found, for example because this is the queue's first message. Search for the
-        # record in two log files: the file with the record of the next correct unit, and the file before it.
+        # No correct entry (unit) was found at a lower queue offset, for example because this is the queue's first
+        # message. Search for the record in two log files: the file with the record of the next correct entry, and the
+        # file before it.
         start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
     if after is not None:
         end = after[0]

@@ -26,8 +26,8 @@ from storage.recovery.log_files import LogFiles
 from storage.recovery.misfits import Change, Misfits
 
 DELETED_RECORDS_MIN: Final = 3
-"""Minimum number of records of a topic without queues that each directly follow the previous record of their queue, by
-queue offset. From this number on, recovery treats the topic as deleted."""
+"""A topic whose queues do not exist counts as deleted if at least this number of its records in one queue are in order.
+A record is in order if its queue offset directly follows the offset of the previous record of the same queue."""
 FRUITLESS_MAX: Final = 16
 """Maximum number of consecutive searches for changed records that find nothing. After that, all records are trusted,
 because each search takes about a second."""
@@ -43,7 +43,7 @@ class WalkAgainError(Exception):
 
 
 class ChangedPlaces:
-    """The records with a changed place that one recovery has found. A place is a queue and a queue offset."""
+    """The records whose place (queue and queue offset) was changed by the disk, as found by a single recovery."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._log, self._reader, self._queues = parts.log, parts.reader, parts.queues
@@ -62,8 +62,8 @@ class ChangedPlaces:
         """The current number of consecutive searches for changed records that found nothing."""
 
     def begin(self, walk_from: int) -> None:
-        """Reset this object for a log scan from physical offset `walk_from`. Precondition: each queue has been
-        truncated to its last record before `walk_from`."""
+        """Prepare the search for changed records for a log scan from physical offset `walk_from`. Before this call,
+        each queue must have been truncated to its last record before `walk_from`."""
         self.bases = {queue.key: queue.next_offset for queue in self._queues.plain}
         self.changes.clear()
         self._surveyed.clear()
@@ -80,8 +80,9 @@ class ChangedPlaces:
         return any(physical_offset <= offset < end_offset for offset in self.changes)
 
     def is_surveyed(self, physical_offset: int, end_offset: int | None = None) -> bool:
-        """True if recovery has searched a part of the log for records whose queue or queue offset was changed. The part
-        is the surroundings of `physical_offset`, or the range from there up to `end_offset` if this is given."""
+        """True if recovery has searched a part of the log for records whose queue or queue offset was changed. With
+        `end_offset`, the part is the range from `physical_offset` up to `end_offset`. Otherwise it is the surroundings
+        of `physical_offset`."""
         return any(start <= physical_offset < end and (end_offset or 0) <= end for start, end in self._surveyed)
 
     def survey_around(self, marks: Iterable[int], physical_offset: int, walked_to: int) -> None:
@@ -97,7 +98,8 @@ class ChangedPlaces:
         starts = [mark for mark in marks if physical_offset - SURVEY_BYTES <= mark <= physical_offset]
         start = min([*starts, physical_offset]) if starts else max(file_start, self._walked_from)
         if physical_offset - start > SURVEY_BYTES:
-            # Start at this record itself, because no record is known to start in the SURVEY_BYTES before it.
+            # Begin the survey at this record itself. In the SURVEY_BYTES before it, no position is known to be the
+            # start of a record.
             start = physical_offset
         survey = self._claims.read(start, physical_offset + SURVEY_BYTES)
         is_first = start == self._walked_from
@@ -118,8 +120,9 @@ class ChangedPlaces:
                 *(self._reader.root, physical_offset),
             )
             self.believe_the_rest()
-        # The last records of the surveyed part of the log have no later records for comparison. So the second half of
-        # the bytes after `physical_offset` does not count as surveyed, unless the part ends with the log.
+        # A survey compares each record with later records, but its last records have too few later records. So only the
+        # first half of the bytes after `physical_offset` counts as surveyed. If the survey reaches the log's end, all
+        # its bytes count.
         is_whole = survey.end > self._log.starts[-1] + self._log.file_size
         self._surveyed.append((start, survey.end if is_whole else (physical_offset + survey.end) // 2))
         if any(offset < walked_to for offset in new):
@@ -143,16 +146,19 @@ class ChangedPlaces:
         )
 
     def _lost_ends(self, survey: Survey) -> list[int]:
-        """Return the physical offsets of surveyed records whose queue units recovery removed and has not added again.
+        """Return, for each queue, the physical offset of the first surveyed record whose entry (unit) recovery removed
+        from the queue and has not added again. Surveyed records are the records in the part of the log that is searched
+        for changed records.
 
-        Only units after the last surveyed offset of their queue count. Of each queue, only the first such record is
-        returned.
+        Entries up to the last surveyed queue offset of their queue count as added again. Queues without a lost entry
+        are missing in the result.
         """
         last = {claim.place.key: claim.place.queue_offset for claim in survey.claims}
         return self._ends.units_behind(last, survey.start, survey.end)
 
     def _leads_to(self, place: QueueUnit, physical_offset: int, size: int) -> bool:
-        """True if, before this recovery, a queue had a unit at `place` that pointed to the given record."""
+        """True if, before this recovery, the given record was at `place` (a queue and a queue offset): the queue's
+        entry (unit) for this offset pointed to the record."""
         queue = self._queues.get_plain(*place.key)
         if queue is None:
             return False
@@ -164,8 +170,9 @@ class ChangedPlaces:
         return [(int(unit["physical_offset"]), int(unit["size"])) for unit in units] == [(physical_offset, size)]
 
     def _sequence_of(self, claim: PlaceClaim) -> ProducerSequence | None:
-        """Return a record's producer with its sequence in the record's queue; None if the record has no producer. Also
-        returns None for a record that a scheduler delivered: its sequence belongs to another queue."""
+        """Return a record's producer, with the sequence number that the producer gave the record in its queue. Returns
+        None if the record has no producer. Also returns None if a scheduler delivered the record, because its sequence
+        number then belongs to another queue."""
         view = dispatch_view(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))
         producer = view.producer if claim.is_movable and not was_moved(view) else None
         return None if producer is None or delivery_source(producer.producer_id) is not None else producer

@@ -43,7 +43,8 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Store time in ms before which log and queues are certainly on disk."""
+        """A store time in ms: all records that were stored before it, and their consume-queue entries, are certainly on
+        disk."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _MARGIN_MS)
 
 

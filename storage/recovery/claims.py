@@ -1,9 +1,9 @@
-"""Reads the places that records in a part of the log claim. A claim is the queue and the queue offset that a record
-names.
+"""Reads the claims of the records in a part of the log. A record's claim is the queue and the queue offset that the
+record names.
 
-No checksum covers these fields. One claim proves nothing; storage/recovery/misfits.py compares the claims of adjacent
-records. The amount that is read is bounded: SURVEY_BYTES on both sides of a record that does not match its queue, and
-SURVEY_RECORDS_MAX records.
+No checksum covers these two fields, so one claim alone proves nothing. storage/recovery/misfits.py compares the claims
+of adjacent records. The amount that is read is bounded: SURVEY_BYTES on both sides of a record that does not match its
+queue, and SURVEY_RECORDS_MAX records.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from storage.queue.queue_table import QueueTable
 from storage.recovery.log_end import LogEnd
 
 SURVEY_BYTES: Final = 32 << 20
-"""Number of log bytes that recovery reads before a record that does not match its queue, and again after it."""
+"""Number of log bytes that recovery reads on each side of a record that does not match its queue: before the record and
+after it."""
 SURVEY_RECORDS_MAX: Final = 1 << 19
 """Maximum number of records whose claims (queue and queue offset) are compared with each other."""
 QUEUE_ID_BITS: Final = 31
-"""Number of bits of a queue id that recovery tries as the damaged bit: all bits except the sign bit. A queue id whose
-sign bit is set is recognized as wrong by `is_implausible`."""
+"""Number of bits of a queue id that recovery tries, one at a time, as the damaged bit: all bits except the sign bit. A
+queue id whose sign bit is set is recognized as wrong by `is_implausible`."""
 
 
 class PlaceClaim(NamedTuple):
@@ -48,8 +49,8 @@ class PlaceClaim(NamedTuple):
     # True if this record's queue offset must follow the queue offset of the queue's previous record by one. This holds
     # in a queue of single messages whose topic was not deleted later.
     is_chained: bool = True
-    # False if recovery trusts this claim (the queue and queue offset that a record names) without a check. That is so
-    # if the record has other damage, or if the claim is on an additional queue that the record names (multi-dispatch).
+    # True if recovery checks this claim (the queue and queue offset that a record names). False if recovery trusts the
+    # claim: the record has other damage, or the claim is on an additional queue (multi-dispatch).
     is_movable: bool = True
 
 
@@ -62,7 +63,7 @@ class Survey(NamedTuple):
     # Physical offsets of damaged records whose headers are unreadable, so that their queues are unknown. If a record is
     # missing in some queue, it may be one of these.
     unknown: list[int]
-    # Physical offsets of the start and the end of the surveyed part of the log.
+    # Physical offsets of the start and the end of the part of the log that is searched for changed records.
     start: int
     end: int
 
@@ -190,8 +191,9 @@ class ClaimReader:
 
 
 def one_bit_away(place: QueueUnit, raw_topic: bytes) -> Iterator[QueueUnit]:
-    """Yield the places (queue and queue offset) that a record may have had before one bit of its queue offset, queue id
-    or topic changed. `raw_topic`: the bytes of the topic, which may no longer be valid text."""
+    """Yield the places (queue and queue offset) that differ from `place` in one bit of the queue offset, the queue id
+    or the topic. If the disk has flipped one bit of a record's place, the original place is among them. `raw_topic`:
+    the bytes of the topic, which may no longer be valid text."""
     (topic, queue_id), queue_offset = place
     for bit in range(63):
         yield QueueUnit(place.key, queue_offset ^ 1 << bit)

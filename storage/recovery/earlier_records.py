@@ -1,8 +1,8 @@
-"""Reads facts about the records before the start of a log scan: the producers that may send again, and the open
-transactions.
+"""Collects facts about the records before the start of a log scan: the recent producers, whose repeated sends must be
+recognised, and the open transactions.
 
-A snapshot contains this information. Without a snapshot, the log file before the scan is read for the producers. All
-files before the scan are read for the transactions, if the store has any.
+A snapshot contains these facts. Without a snapshot, the log file before the scan is read for the producers. All files
+before the scan are read for the transactions, if the store has any.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.snapshot import Snapshot
 
 MISFITS_MAX: Final = 1000
-"""Maximum number of records before the start of the log scan for which recovery searches the true place (queue and
-queue offset). These records do not match their queues. If there are more of them, the queues must have lost their
-units, so recovery trusts the records."""
+"""Maximum number of records that recovery examines because they do not match their queues. For each, recovery searches
+the true place (queue and queue offset). Counts only records before the start of the log scan. If more records do not
+match, the queues must have lost their entries (units), so recovery trusts the records."""
 
 
 class EarlierRecords:
@@ -51,8 +51,8 @@ class EarlierRecords:
             return
         index = self._log.starts.index(walk_from)
         if index > 0:
-            # The log file before the start of the scan is neither checked nor dispatched. It is read only to learn
-            # which messages producers may send again.
+            # The log scan does not cover the file before its start: this file's records are neither checked nor put
+            # into queues. Read the file only to learn which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
             if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
                 for start in self._log.starts[:index]:
@@ -116,10 +116,12 @@ class EarlierRecords:
     def _records(
         self, start: int, take: Callable[[Block, int], bool]
     ) -> Iterator[tuple[DispatchView, memoryview, int]]:
-        """Yield the intact records of a log file, each as its view, its bytes and its physical offset. Records of a
-        block that `take` accepted are omitted.
+        """Yield the intact records of a log file one by one, each as its view, its bytes and its physical offset. If
+        possible, many ordinary records are read together as a block. `take` receives each block and the block's
+        physical offset.
 
-        `take` receives a block and its physical offset. It returns False if the records must be yielded one at a time.
+        If `take` returns True, the records of the block are not yielded. If it returns False, they are yielded one by
+        one.
         """
         data, position = self._files.data(start), 0
         while True:
@@ -140,16 +142,17 @@ class EarlierRecords:
                 position += size
 
     def _is_believed(self, block: Block, physical_offset: int) -> bool:
-        """True if the records of a block can be trusted, so that they need not be compared with their queue units one
-        at a time."""
+        """True if the records of a block can be trusted. Otherwise the caller must compare each record with its queue
+        unit."""
         return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
 
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
         """Return the view of a record that lies before the log scan, with the record's true place (queue and queue
         offset).
 
-        This is normally the place that is written in the record. A place that differs from it in one bit is the true
-        place if the queue unit at that other place points to the record.
+        Normally the true place is the place that is written in the record. But the disk may have changed one bit of it.
+        If another place differs in one bit, and the consume-queue entry (unit) at that place points to the record, that
+        place is the true one.
         """
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):

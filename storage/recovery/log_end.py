@@ -108,8 +108,9 @@ class LogEnd:
         return len(data) if found is None else found
 
     def resume_in_file(self, start: int, position: int) -> int | None:
-        """Return the position in a log file at which a scan continues after a damaged record. Returns None if the file
-        ends after the record, or only its BLANK (end-of-file marker) follows."""
+        """Return the position in a log file at which the log scan continues after the damaged record at `position`.
+        Returns None if the file has no further record. The file then ends after the damaged record, or contains only a
+        BLANK (end-of-file marker) after it."""
         data = self._data(start)
         if fills_file(data, position):
             return None
@@ -117,8 +118,8 @@ class LogEnd:
         return None if found is None or fills_file(data, found) else found
 
     def is_hole(self, hole: Hole) -> bool:
-        """True if a range of the log is still damaged (a hole). False if intact records fill it from its start to its
-        end, and each record's queue has a unit that points to the record."""
+        """True if a range of the log is still damaged (a hole). False if intact records fill it from start to end, and
+        each record's consume queue has an entry (unit) that points to the record."""
         start = hole.offset - hole.offset % self._log.file_size
         if start not in self._log.starts:
             return False
@@ -197,8 +198,8 @@ class LogEnd:
             if start + self._log.file_size <= physical_offset:
                 continue
             position = max(physical_offset - start, 0)
-            # Skip a log file to which nothing was written after `position`, which is the usual case. None of its bytes
-            # need to be read.
+            # In the usual case nothing was written after `position` in this log file. Skip such a file without reading
+            # it.
             used_end = self._log.used_end(start, position)
             if used_end <= position:
                 continue
@@ -211,8 +212,9 @@ class LogEnd:
         return None
 
     def _was_never_written(self, physical_offset: int, resume_offset: int) -> bool:
-        """True if the crash left the record at `physical_offset` incompletely written, so that the log ends before this
-        record. The intact record at `resume_offset` was then part of the same append, or was never flushed."""
+        """True if the record at `physical_offset` was only partly written before the crash, so that the log must end
+        before this record. The intact record at `resume_offset` was then part of the same append, or was never flushed.
+        """
         if not self._after_crash or physical_offset < self._flushed_offset:
             return False
         start = physical_offset - physical_offset % self._log.file_size
@@ -223,16 +225,16 @@ class LogEnd:
         file_start = resume_offset - resume_offset % self._log.file_size
         stored_ms = store_timestamp_at(self._data(file_start), resume_offset - file_start)
         if end == len(data):
-            # The end of the damaged bytes is unknown, because the file's BLANK (end-of-file marker) is lost too. Search
-            # for unwritten sectors only in bytes that certainly belong to the record: most of the rest of the file may
-            # never have been used.
+            # The file's BLANK (end-of-file marker) is lost too, so the end of the damaged bytes is unknown. Most of the
+            # rest of the file may never have been used. So search for unwritten sectors only in bytes that certainly
+            # belong to the record.
             end = position + _least_size(data, position)
         return stored_ms >= self._flushed_ms and _has_unwritten_sector(data, position, end)
 
     def _is_one_append(self, data: memoryview, start: int, position: int, end: int) -> bool:
-        """True if only some of the first 8 bytes of the record in [`position`, `end`) are missing, and the bytes after
-        it belong to the same append. These bytes are intact records with the same store time, up to the last byte of
-        the log."""
+        """True if the damage looks like an append that was interrupted before it wrote its own first 8 bytes. Of the
+        record in [`position`, `end`) only some of the first 8 bytes are then missing. The bytes after the record, up to
+        the last byte of the log, are intact records with the same store time."""
         first = _with_head(data[position:end])
         if not first or any(self._log.used_end(other, 0) for other in self._log.starts if other > start):
             return False
@@ -242,8 +244,8 @@ class LogEnd:
             if store_timestamp_at(data, at) != stored_ms and not self._writes_many():
                 return False
             at += int.from_bytes(data[at : at + 4])
-        # If bytes follow the intact records, they must belong to an incomplete append of the killed process. In this
-        # case no intact record follows them.
+        # The killed process may have left bytes of an incomplete append after the intact records. If so, no other
+        # intact record follows these bytes.
         return at >= used_end or resume_behind(data, start, at, used_end, **self._checks) is None
 
     def _writes_many(self) -> bool:
@@ -256,8 +258,8 @@ class LogEnd:
 
 
 def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-    """Return the header view of a record whose body, size or magic is damaged. Return None if another field may be
-    damaged too."""
+    """Return the header view of a damaged record if only its size, magic or body is damaged. Returns None if another
+    field may be damaged, too."""
     record = bytearray(damaged)
     record[:4] = len(record).to_bytes(4)
     for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
@@ -274,8 +276,9 @@ def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: 
 
 
 def _with_head(record: memoryview) -> bytearray:
-    """Return a copy of a record in which the missing last bytes of its first 8 bytes (size and magic) are filled in. An
-    append writes its own first 8 bytes last. Returns empty bytes if the record is then still not intact."""
+    """Return a copy of a record whose first 8 bytes (size and magic) are complete. An append writes its own first 8
+    bytes last. So the last of these bytes may be missing in the append's first record; this function fills them in.
+    Returns empty bytes if the record is then still not intact."""
     whole = bytearray(record)
     for magic in _MAGICS:
         head = len(record).to_bytes(4) + magic
@@ -297,8 +300,8 @@ def _least_size(data: memoryview, position: int) -> int:
 
 
 def _has_unwritten_sector(data: memoryview, position: int, end: int) -> bool:
-    """True if a range of a log file contains only zeros in one of its disk sectors. A first part that is shorter than a
-    record's size and magic does not count."""
+    """True if the given range of a log file has a disk sector that contains only zeros. If the range begins inside a
+    sector, the rest of this sector counts only if a record's size and magic fit into it."""
     at = position
     while at < end:
         sector_end = min((at // SECTOR_BYTES + 1) * SECTOR_BYTES, end)

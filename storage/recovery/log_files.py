@@ -14,7 +14,8 @@ class LogFiles:
         self.log, self._reader = parts.log, parts.reader
         self._after_crash, settings = parts.after_crash, parts.settings
         self.delay_levels_ms = settings.delay_levels_ms
-        # The property CRC covers the whole record. If it is checked, the CRC of the body adds nothing.
+        # The property CRC covers the whole record. If recovery checks the property CRC, it need not check the body's
+        # CRC, too.
         check_property_crc = settings.force_verify_prop_crc
         check_crc = settings.check_crc_on_recover and not check_property_crc
         self.checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}

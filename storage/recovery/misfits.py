@@ -5,9 +5,9 @@ the queue's offsets. So a record with one changed bit causes two breaks. In the 
 does not fit between the offsets of the adjacent records. In its true queue, exactly its offset is missing. A record
 counts as changed if one changed bit explains the breaks:
 
-- A unit of a queue points to the record, at a place that differs in one bit from the place that the record names. After
-  a clean stop these are the queues' units. After a crash these are the units that recovery has removed, which are right
-  unless the power failed.
+- A consume-queue entry (unit) points to the record, at a place that differs in one bit from the place that the record
+  names. After a clean stop these are the entries in the queues. After a crash these are the entries that recovery has
+  removed, which are right unless the power failed.
 - The adjacent records prove it. With that bit changed back, the record's offset is consecutive with both adjacent
   records, or at least two more pairs of adjacent records are consecutive than before. One more pair is enough for
   a repeated offset above 0, or a new queue that begins in its middle, because only damage causes these. One more pair
@@ -18,8 +18,8 @@ counts as changed if one changed bit explains the breaks:
 If several explanations are equally good, all records in them count as damaged, without a place: none of their bytes are
 lost, and none is served as intact. A record that fits in no place counts as damaged, too. A repeat of offset 0 may be a
 topic that RocketMQ deleted and created again. A jump ahead at the end of a queue may be genuine. Such a record is
-trusted unless a unit or a producer contradicts it. So if a crash lost a unit, a change of the last record of its queue
-may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
+trusted unless a queue entry or a producer contradicts it. So if a crash lost an entry, a change of the last record of
+its queue may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ BREAKS_MAX: Final = 256
 """Maximum number of breaks that recovery examines. A break is a position at which a queue's offsets are not
 consecutive."""
 LACKING_MAX: Final = 8
-"""Maximum number of missing queue offsets that recovery examines in one break, beginning with the first. A break is a
-gap in a queue's offsets; the missing records may lie in other queues."""
+"""Maximum number of missing queue offsets, beginning with the first, that recovery examines in one gap of a queue's
+offsets. The missing records may lie in other queues."""
 NEAR_MAX: Final = 256
 """Maximum number of records that recovery examines for each missing queue offset."""
 
@@ -51,16 +51,16 @@ SENT_BEFORE_MAX: Final = 64
 record's producer."""
 
 LeadsTo = Callable[[QueueUnit, int, int], bool]
-"""Function (place, physical offset, size). Returns True if the queue unit at the place (queue and queue offset) points
-to the record with this offset and size."""
+"""Function (place, physical offset, size). Returns True if the consume-queue entry (unit) at this place (queue and
+queue offset) points to the record with this physical offset and size."""
 
 
 class Change(NamedTuple):
-    """The true place (queue and queue offset) of a changed record, None if it is unknown; and the reason for recording
-    the record as damaged (a hole).
+    """The true place (queue and queue offset) of a changed record, None if the place is unknown. Also the reason for
+    recording the record as damaged (a hole).
 
-    If `is_sure` is False, the changed record is either this record or one other record. `place` is then the true place
-    of whichever record was changed.
+    If `is_sure` is False, one of two records has changed, and it is unknown which of them. `place` is then the true
+    place of the record that has changed.
     """
 
     place: QueueUnit | None
@@ -69,26 +69,26 @@ class Change(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """The queue offset of a record, and the record's row in the list of records that the search for changed records
-    covers. The row is -1 for the queue's last record before the searched part of the log."""
+    """The queue offset of a record, and the record's row in the list of records that recovery searches for changed
+    records. The row is -1 for the queue's last record before the searched part of the log."""
 
     row: int
     queue_offset: int
 
 
 class _Move(NamedTuple):
-    """A possible explanation of breaks (gaps between the queue offsets of adjacent records): a changed record was
-    originally at `place`. `row` is the record's index among the place claims, the places that records name.
-    Explanations sort by how much they explain, best first."""
+    """A possible explanation of breaks: the disk has changed a record, whose true place is `place`. At a break, the
+    queue offsets of adjacent records are not consecutive. `row`: the record's index in the list of claims (places that
+    records name). Explanations are sorted by how much they explain, the best first."""
 
     # Change in the number of breaks if this explanation is true; negative if it removes breaks. A break is a pair of
     # adjacent records of a queue whose queue offsets are not consecutive.
     gain: int
-    # False if, at `place`, the record's queue offset directly follows the previous record's offset and directly
-    # precedes the next record's offset.
+    # False if the record fits exactly between its neighbours at `place`. Its queue offset is then one more than the
+    # previous record's offset, and one less than the next record's offset.
     is_open: bool
-    # False if the producer's sequence numbers support the explanation: the record continues its producer's sequence at
-    # `place`, but not at the place that the record names.
+    # False if the producer's sequence numbers support this explanation (that the record belongs to `place`): the record
+    # continues its producer's sequence at `place`, but not at the queue and queue offset that it names.
     is_unsupported: bool
     row: int
     place: QueueUnit
@@ -153,9 +153,9 @@ class Misfits:
                 claimed = {self._places[row] for row in rows}
                 places: list[QueueUnit | None] = [None] * len(rows)
                 if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
-                    # Both records name the same place (queue and offset). One of the two records was changed, but it is
-                    # unknown which. Reserve the named place and the other possible place, so that no queue offset is
-                    # missing in either case.
+                    # Both records name the same place (queue and offset). One of the two records was changed and
+                    # belongs to another place, but it is unknown which record. Reserve the named place, and the place
+                    # to which the changed record probably belongs. Then no queue offset is missing in either case.
                     places = [*claimed, best.place]
                 for row, place in zip(rows, places, strict=True):
                     self._give_up(row, place)
@@ -169,8 +169,8 @@ class Misfits:
         return {self._claims[index].physical_offset: change for index, change in self._found.items()}
 
     def _is_chained(self, index: int) -> bool:
-        """Return True if the queue offset of claim `index` must be the successor of the previous claim's offset on the
-        same queue."""
+        """Return True if claim `index` must have the queue offset that follows the previous claim of the same queue. A
+        claim is a record with the queue and queue offset that it names. False for inner batches."""
         return self._claims[index].is_chained and self._claims[index].place.key not in self._batch_keys
 
     def _breaks(self) -> list[tuple[_Point, _Point]]:
@@ -194,8 +194,8 @@ class Misfits:
         """Return the next offset of a queue at the start of the log range that recovery searches for changed records.
         Return None if this offset is unknown.
 
-        It is unknown for a deleted topic: a replica may have recorded the deletion too late. The replica then has no
-        units (entries) of the first records after the deletion.
+        The offset is unknown if the topic was deleted. A replica may have recorded the deletion too late, and then it
+        lacks the units (entries) of the first records after the deletion.
         """
         return None if key[0] in self._deleted else self._bases.get(key, self._default_base)
 
@@ -222,8 +222,8 @@ class Misfits:
         return found
 
     def _around(self, index: int, place: QueueUnit | None = None) -> tuple[_Point | None, _Point | None]:
-        """Return the two neighbouring records of record `index` in the queue that the record claims. With `place`,
-        return the neighbours that the record would have at this other place (queue and queue offset)."""
+        """Return the record before and the record after record `index`, in the queue that the record claims (names).
+        With `place` (queue and queue offset), return the two records between which the record would lie at `place`."""
         key = (place or self._places[index]).key
         chain = self._chains.get(key, [])
         at = bisect_left(chain, index)
@@ -237,22 +237,23 @@ class Misfits:
         return _Point(index, self._places[index].queue_offset)
 
     def _fits(self, index: int) -> bool:
-        """True if a claim (a record with the place that it names) fits its queue: its queue offset lies directly
-        between the offsets of the previous record and the next record."""
+        """True if a claim (a record with the place that it names) fits its queue. Its queue offset is then one more
+        than the offset of the previous record, and one less than the offset of the next record."""
         before, after = self._around(index)
         offset = self._places[index].queue_offset
         return bool(before and after and before.queue_offset + 1 == offset == after.queue_offset - 1)
 
     def _does_not_belong(self, index: int, before: _Point | None, after: _Point | None) -> bool:
-        """True if the queue offsets around a claim (a record with the place that it names) are consecutive without the
-        claim, and not with it. That is, the records before and after it in the queue follow each other."""
+        """True if the record of a claim (a record with the queue and offset that it names) breaks the order of its
+        queue's offsets. That is, the records before and after it in the queue have consecutive offsets, so no offset is
+        left for the record."""
         is_whole = bool(before and after and before.queue_offset + 1 == after.queue_offset)
         return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
 
     def _moves(self, index: int) -> Iterable[_Move]:
-        """Yield each possible place to which the record of claim `index` originally belonged. In each case the
-        assumption is that the disk changed the record's place (queue and queue offset), which caused breaks in the
-        queues' offsets."""
+        """Yield each place (queue and queue offset) to which a record may have belonged originally. The assumption is
+        that the disk changed the place in the record, which caused breaks in the queues' offsets. `index`: the index of
+        the record's claim, which is the place that the record names."""
         claim = self._claims[index]
         if index in self._trusted or index in self._found:
             return
@@ -268,9 +269,9 @@ class Misfits:
         return (place.key in self._chains or place.key in self._bases) and place.key not in self._batch_keys
 
     def _explain(self, index: int, place: QueueUnit) -> _Move | None:
-        """Return a move of the record `index` to `place` (queue and queue offset), if this place explains the gaps in
-        the queues' offsets. The disk has then changed the record's place. Returns None if the move closes no gap, or if
-        too little supports it."""
+        """Decide if the disk has changed the queue or queue offset in the record `index`. If `place` (queue and queue
+        offset) would close gaps in the queues' offsets, returns a move of the record to `place`. Returns None if it
+        closes no gap, or if too little supports it."""
         gain = self._gain(index, place)
         if gain >= 0:
             return None
@@ -281,8 +282,8 @@ class Misfits:
         is_supported = is_next and self._continues(before, index)
         if place.key != self._places[index].key:
             is_supported = is_supported and not self._goes_on_where_named(index)
-        # If the record names queue offset 0, the producer's sequence proves nothing about its place. If the topic was
-        # deleted and created again, the producer also continues its sequence at offset 0.
+        # If the record names queue offset 0, the producer's sequence does not prove its queue and offset. The producer
+        # also continues its sequence at offset 0 of a topic that was deleted and created again.
         is_sent_next = is_supported and self._places[index].queue_offset > 0
         is_proven = gain <= -2 or is_closed or is_sent_next or self._is_impossible(index)
         return (
@@ -292,9 +293,10 @@ class Misfits:
         )
 
     def _goes_on_where_named(self, index: int) -> bool:
-        """True if the record of claim `index` continues its producer's sequence in the queue that the record names. The
-        producer's previous message must be among the last records before it in that queue. Records that name the same
-        queue offset as this record are not searched."""
+        """True if the record of claim `index` continues its producer's sequence in the queue that the record names. A
+        claim is a record with the queue and queue offset that it names. The producer's previous message must be among
+        the last records before it in that queue. A record that names the same queue offset does not count as the
+        previous message."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
         before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
@@ -302,7 +304,7 @@ class Misfits:
 
     def _continues(self, before: _Point | None, index: int) -> bool:
         """True if the record `before` and the record of claim `index` have consecutive sequence numbers of one
-        producer."""
+        producer. A claim is a record with the queue and queue offset that it names."""
         if before is None or before.row < 0:
             return False
         first, second = (self._sequence_of(self._claims[row]) for row in (before.row, index))
@@ -312,8 +314,9 @@ class Misfits:
         return is_same and first.first_sequence + 1 == second.first_sequence
 
     def _gain(self, index: int, place: QueueUnit) -> int:
-        """Return the change in the number of breaks (gaps or repeats in queue offsets) if the record of claim `index`
-        moved to `place`. A place is a queue and a queue offset. Negative if breaks disappear."""
+        """Return the change in the number of breaks (gaps or repeats in queue offsets) if a record moved to the queue
+        and queue offset `place`. The result is negative if breaks disappear. `index`: the index of the record's claim,
+        which is the queue and queue offset that the record names."""
         here, there = self._point(index), _Point(index, place.queue_offset)
         same_queue = place.key == self._places[index].key
         gain = 0
@@ -327,8 +330,9 @@ class Misfits:
         return gain + self._is_break(before, there) + self._is_break(there, after)
 
     def _is_impossible(self, index: int) -> bool:
-        """True if the places that two adjacent records of a queue name (claims) cannot both be right. Either a queue
-        offset above 0 occurs twice, or a new queue does not start at offset 0."""
+        """True if this claim (a record with the place that it names) and an adjacent claim of its queue contradict each
+        other. Either the later claim names an offset above 0 that is not higher than the earlier claim's offset. Or the
+        first claim of a new queue does not name offset 0."""
         before, after = self._around(index)
         here = self._point(index)
         pairs = [pair for pair in ((before, here), (here, after)) if self._is_break(*pair)]
@@ -339,10 +343,10 @@ class Misfits:
         )
 
     def _ask_units(self, indices: set[int]) -> None:
-        """Use the queue units to decide on suspect claims. A claim is a record with the place (queue and queue offset)
-        that it names. The claim is trusted if the unit at its place points to its record. Otherwise the claim moves to
-        another place if that place's unit points to the record, and the two places differ in one bit. Exactly one such
-        place must exist."""
+        """Use the queue units to decide on suspect claims. A claim is a record, with the place (queue and queue offset)
+        that the record names. If the unit at this place points to the record, the claim is trusted. Otherwise, search
+        the places that differ from the named place in one bit. If the unit of exactly one of them points to the record,
+        the claim moves to that place."""
         for index in sorted(indices):
             claim = self._claims[index]
             if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
@@ -359,11 +363,12 @@ class Misfits:
                 self._move(index, places[0])
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
-        """Return True if the record at `index` may belong to `place` (queue and queue offset), where a queue unit
-        points to it. The record itself names a different place.
+        """Return True if the record at `index` may belong to `place` (queue and queue offset). A queue unit at `place`
+        points to the record, although the record names another place.
 
-        The records next to it in the two queues must not contradict `place`. If both places are in one queue, these
-        records must confirm `place`, because RocketMQ writes all units after a gap at wrong offsets.
+        The records next to it must not contradict `place`, neither in the queue that the record names nor in the queue
+        of `place`. If both places are in one queue, these records must even confirm `place`: after a gap, RocketMQ
+        writes all units at wrong offsets.
         """
         gain = self._gain(index, place)
         return gain < 0 or (gain == 0 and place.key != self._places[index].key)
@@ -386,8 +391,9 @@ class Misfits:
         self._found[index] = Change(place, f"{PLACE_REASON}: the record names {named}, but belongs at {true}")
 
     def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
-        """Treat the record of a claim (a record with the place that it names) as damaged. `place`: the place (queue and
-        queue offset) that the record may have had before. No other record gets this place."""
+        """Treat a record as damaged, because the queue and queue offset that it names (its claim) contradict the
+        adjacent records. `index`: the index of the claim. `place`: the queue and queue offset that the record may have
+        had before the damage. No other record gets this place."""
         claim = self._claims[index]
         self._remove(index)
         self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)

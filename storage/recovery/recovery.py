@@ -99,7 +99,7 @@ class Recovery:
     def run(self) -> Recovered:
         """Recover the store. No intact record is lost.
 
-        Raises StoreCorruptError, and changes nothing, if the disk that holds the log's end is missing.
+        Raises StoreCorruptError, and changes nothing, if the log's last part is on a disk that is missing.
         """
         if self._snapshot is not None:
             self._log.paths.require_up_to(self._snapshot.end)
@@ -216,7 +216,8 @@ class Recovery:
         )
 
     def _walk_whole(self) -> int:
-        """Scan the log from its first record on, and rebuild all queues that lack units. Returns the log's end."""
+        """Scan the whole log from its first record on, and rebuild all consume queues that lack entries (units).
+        Returns the log's end."""
         self._redispatch.start_again()
         self._halves.clear()
         start = self._log.min_offset
@@ -236,16 +237,18 @@ class Recovery:
         return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
-        """Remove from all queues the units that point to records at or after `physical_offset`. The scan adds these
-        units again."""
+        """Remove from all queues the entries (units) that point to records at or after `physical_offset`. The log scan
+        of recovery adds these entries again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
 
     def _walk_start(self, snapshot: Snapshot | None) -> int:
-        """Return the physical offset at which the log scan begins. `snapshot`: the snapshot if it matches the log.
+        """Return the physical offset at which the log scan begins. `snapshot`: the snapshot if it matches the log, else
+        None.
 
-        If the snapshot exists and does not match, the log's bytes have changed from the snapshot's tail on. The scan
-        then begins at the tail's file or before it. If it started later, readers would find the damage instead.
+        If the store has a snapshot that does not match, the log's bytes have changed somewhere after the snapshot's
+        tail. The scan then begins at the tail's file or before it, so that recovery finds this damage before a reader
+        does.
         """
         if snapshot is not None:
             return snapshot.end

@@ -29,8 +29,9 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.misfits import Change
 
 WALKS_MAX: Final = 16
-"""Maximum number of log scans in one recovery. A scan starts again if a record that was already scanned turns out to
-name a wrong place. After the last attempt all records are trusted."""
+"""Maximum number of log scans in one recovery that may find a wrong place. Recovery repeats a scan if a record that was
+already scanned names a wrong queue or queue offset. After this number of scans, all remaining records are trusted in
+one last scan."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,10 @@ class LogWalk:
         """Scan the log from `physical_offset` on, the start of a record. Returns the physical offset at which the last
         good record ends.
 
-        If a scan must be repeated, its effects are undone, and `learn_again` is called. `learn_again` loads the facts
-        about the records before `physical_offset` again. `knows_ends`: True if no queue lacks units of the records
-        before `physical_offset`. `is_whole`: True if the log has no records before `physical_offset`. Raises
-        QueueGapError if a queue lacks units before the scan.
+        If a scan must be repeated, its effects are undone, and `learn_again` is called. This function loads the facts
+        about the records before `physical_offset` again. `knows_ends`: True if the queues have entries (units) for all
+        records before `physical_offset`. `is_whole`: True if the log has no records before `physical_offset`. Raises
+        QueueGapError if a queue lacks entries for records before the scan.
         """
         self._changed.begin(physical_offset)
         may_fill_gaps = physical_offset == self._log.min_offset
@@ -128,7 +129,7 @@ class LogWalk:
 
     def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
         """Scan intact records from `physical_offset` on, where a record starts. Returns the first physical offset after
-        them at which no intact record starts."""
+        these records at which no intact record starts."""
         end_offset = physical_offset
         for start in self._log.starts:
             if start + self._log.file_size > end_offset:
@@ -150,8 +151,8 @@ class LogWalk:
         self.blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:
-        """Record a damaged record as a hole (damaged range of the log). If the record's header is still readable, add
-        the record to its queue, producer and transaction, as if it were intact."""
+        """Record a damaged record as a hole (damaged range of the log). If the record's header is still readable, the
+        record also counts for its queue, its producer and its transaction, as if it were intact."""
         self.holes.append(hole)
         view = self._end.header_of(hole, self._files.delay_levels_ms)
         self._redispatch.put_hole(hole, view)
@@ -162,7 +163,7 @@ class LogWalk:
 
     def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
         """Treat a record whose place (queue and queue offset) the disk has changed as a damaged range (hole). If its
-        true place is known for certain, the queue's unit at that place points to the record."""
+        true place is known for certain, the queue gets an entry (unit) there that points to the record."""
         hole = Hole(physical_offset, len(record), change.reason)
         self.holes.append(hole)
         if change.place is None or not change.is_sure:
@@ -195,8 +196,8 @@ class LogWalk:
                 position += size
 
     def _mark(self, physical_offset: int) -> None:
-        """Add the start of a record, which the log scan has reached, to the remembered starts. Remove starts that are
-        more than SURVEY_BYTES before this record."""
+        """Remember the start of a record that the log scan has reached. Forget all remembered record starts that lie
+        more than SURVEY_BYTES before it."""
         self._marks.append(physical_offset)
         while self._marks[0] < physical_offset - SURVEY_BYTES:
             self._marks.popleft()

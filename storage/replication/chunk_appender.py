@@ -114,15 +114,15 @@ class ChunkAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
         self._space = parts.space
-        # The units that the current log chunk added to queues. Each item is (topic, number of messages, number of
-        # bytes).
+        # The messages that the current log chunk added to queues, for the store's statistics. Each item is (topic,
+        # number of messages, number of bytes).
         self._puts: list[tuple[str, int, int]] = []
 
     def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
         """Write a log chunk at the log's end, which must be `physical_offset`. Called under the append lock.
 
-        Returns the units that were put into queues: topic, messages, bytes. The queues may have gaps if the other
-        replica's queues have the same gaps (QueueGaps).
+        Returns the messages that were added to queues, as items of topic, number of messages and number of bytes. The
+        queues may have gaps if the other replica's queues have the same gaps (QueueGaps).
 
         Raises InvalidArgumentError if the chunk is not complete, not intact, or does not continue the log. Raises
         StoreNotWritableError if the disk is full. In both cases nothing is written. Raises OSError if the disk fails
@@ -158,8 +158,8 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # Build the units of each queue. A queue whose offsets have gaps gets no units, so the comparison of unit counts
-        # below fails. The chunk is then not appended as a block, but record by record.
+        # Build the units of each queue. If the queue offsets of a queue have gaps, it gets no units here. The
+        # comparison of unit counts below then fails, and the chunk is appended record by record instead of as a block.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -232,8 +232,8 @@ class ChunkAppender:
             self._dedup.forget_queue(queue.topic, queue.queue_id)
 
     def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, tuple[str, int]] | None:
-        """Return the first record that restarts a queue at offset 0, and that queue; None if no record restarts a
-        queue."""
+        """Return the first record with which a queue begins again at offset 0, and this queue. Return None if there is
+        no such record."""
         seen: set[tuple[str, int]] = set()
         for view in views:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
@@ -279,15 +279,15 @@ class ChunkAppender:
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Record the new end of the queue `key` for the end of the current log chunk. Consumers see the queue up to
-        this end as soon as they may see the whole chunk."""
+        """Record the new end of the queue `key`, together with the log's end after the current chunk. As soon as
+        consumers may see the whole chunk, they see the queue up to this new end."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """Return the queue units of the given records, by queue. If a queue lacks offsets before the offset of a
-        record, units for the missing offsets are added first (QueueGaps)."""
+        """Return the consume-queue entries (units) of the given records, by queue. If a queue has a gap before the
+        offset of a record, the result also contains entries that fill the gap (QueueGaps)."""
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
             unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)
@@ -295,8 +295,8 @@ class ChunkAppender:
         return self._gaps.units_of(by_queue)
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
-        """Write a checked log chunk and the queue units of its records. `last`: facts about the chunk's last record;
-        None for a chunk without a record."""
+        """Write a log chunk, which was already checked, and the consume-queue entries (units) of its records. `last`:
+        facts about the chunk's last record; None for a chunk without a record."""
         for_state = all(one.key[0] == STATE_TOPIC for one in units)
 
         def make_files() -> list[ConsumeQueue]:
@@ -323,8 +323,8 @@ class ChunkAppender:
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
-        """Create the queue files that `units` need, and return the queues of `units`. Raises OSError if the disk fails
-        or is full."""
+        """Create the queue files that are needed to append the entries (`units`), and return the consume queues of
+        these entries. Raises OSError if the disk fails or is full."""
         queues = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)

@@ -139,12 +139,12 @@ class EpochFile:
 
 
 class ConfirmFile:
-    """The highest confirm offset of one store directory, in the confirm file. Not thread-safe. Each change is on disk
-    when the method returns."""
+    """The confirm file, which stores the highest confirm offset of one store directory. Not thread-safe. A method that
+    changes the offset returns after the change is on disk."""
 
     def __init__(self, root: Path) -> None:
-        """Read the confirm file, or create it. The confirm offset is 0 if the file is new, or if both slots are
-        damaged. Raises OSError if the disk fails or is full."""
+        """Read the confirm file, or create it. The file has two slots, each with a confirm offset. The confirm offset
+        is 0 if the file is new, or if both slots are damaged. Raises OSError if the disk fails or is full."""
         self._path = root / CONFIRM_FILE
         if not self._path.exists():
             # Create the confirm file now, so that raising the confirm offset later needs no disk space.

@@ -51,8 +51,8 @@ class SyncStateSet:
 
     epoch: int
     version: int
-    # The id of each member's store directory, by replica number. A directory that was lost and created again is not a
-    # member.
+    # The id of the store directory of each replica in the sync-state set, by replica number. If a directory was lost
+    # and created again, it has another id, so the replica is no longer a member of the set.
     stores: Mapping[int, str]
 
     @property
@@ -89,8 +89,8 @@ class LogChunk:
 
     # The physical offset of the first byte of `data`.
     physical_offset: int
-    # The bytes of the chunk; empty if no new record was stored while the follower waited. A memoryview is valid only
-    # while the chunk is being appended.
+    # The bytes of the chunk. They are empty if the follower has waited for new records and none was stored in that
+    # time. A memoryview is valid only while the chunk is being appended.
     data: bytes | memoryview
     # The epoch in which the chunk's records were stored; None for records from before the log's first epoch.
     entry: EpochEntry | None
@@ -126,9 +126,11 @@ def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_e
     all confirmed messages.
 
     `floor`: a confirm offset and the epoch in which it was confirmed. All messages before this offset are confirmed.
-    `theirs` and `their_end`: the epochs and the end of the other replica's log. A replica that has every confirmed
-    message begins a newer epoch at `floor.offset` or later. So if an epoch newer than `floor.epoch` began before
-    `floor.offset`, the log lacks some confirmed messages.
+    `theirs` and `their_end`: the epochs and the end of the other replica's log.
+
+    A log that has all these messages reaches `floor.offset` before an epoch newer than `floor.epoch` begins in it. So
+    if such an epoch begins earlier in the other log, or the other log ends earlier, it lacks the messages from there
+    on.
     """
     starts = [entry.start_offset for entry in theirs if entry.epoch > floor.epoch]
     lost_from = min([*starts, their_end])

@@ -3,11 +3,11 @@ table entry.
 
     part ─▶ written after the log's end, flushed ─▶ … ─▶ last part ─▶ the log's end moves ─▶ units ─▶ file `holes`
 
-A hole may be as long as a log file, so it is copied in parts. It is unknown where records start in a hole, and the
-master may repair the hole during the copy. So the log of the slave always ends at a record's end: before the hole or
-after it. The parts stay after the log's end until the last part arrives. Any other append, and the close of the store,
-overwrite the parts with zeros. After a crash, recovery cuts the parts off. The hole is then copied again from its
-start.
+A hole may be as long as a log file, so it is copied in parts. The starts of the records in a hole are unknown, and the
+master may repair the hole during the copy. So the slave's log never ends inside a hole. Until the last part arrives,
+the log's end stays before the hole, and the parts are stored after the log's end. Any other append, and the close of
+the store, overwrite the parts with zeros. After a crash, recovery removes the parts. The hole is then copied again from
+its start.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VIEWED_RECORDS_MAX: Final = 10_000
 """Maximum number of damaged records of a hole (damaged range) whose headers are read to find their producers. Each read
 takes about 20 µs."""
 VIEWED_BYTES_MAX: Final = 64 << 20
-"""Maximum size in bytes of a damaged record whose header is read; larger ones are not searched for their
-producers."""
+"""Maximum size, in bytes, of a damaged record whose header is read to find the record's producer. The headers of larger
+records are not read."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class HoleAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
-        """The offset at which the current hole (damaged range of the log) begins: the log's end when the hole's first
-        part was staged."""
+        """The offset at which the current hole (damaged range of the log) begins: the log's end at the time when the
+        hole's first part was staged (written after the log's end)."""
         self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
         """The queue units (consume-queue entries) that arrived with the staged parts of the current hole, by queue. A
         hole is a damaged range of the master's log."""
@@ -102,8 +102,8 @@ class HoleAppender:
     def _finish(self, reason: str) -> None:
         """Append the hole (damaged range) to the log after all its parts are staged.
 
-        Raises InvalidArgumentError, and appends nothing, if one of the hole's units belongs to a queue of inner
-        batches.
+        Raises InvalidArgumentError, and appends nothing, if one of the queue entries (units) that belong to the hole is
+        for a queue of inner batches.
         """
         begin, end_offset = self._begin, self._log.staged_end
         by_queue, self._units = self._units, {}
@@ -129,8 +129,8 @@ class HoleAppender:
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-                # Of records in the half topic and the op topic, the table of half messages needs only the bodies. If
-                # such a record is damaged, the table ignores it.
+                # The table of half messages ignores a damaged record of the half topic or the op topic, because the
+                # table needs the bodies of these records.
                 self._halves.note(view, b"")
         logger.error(
             "%d damaged bytes at physical offset %d were copied from the master: %s",
@@ -156,8 +156,8 @@ class HoleAppender:
         }
         for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            # If queue units that point into the hole (damaged range) are known, skip a record that fits none of them.
-            # The disk has changed the queue or the queue offset in such a record.
+            # `units`: the known queue units that point into the hole (damaged range). If there are any, skip a record
+            # that fits none of them: the disk has changed the record's queue or queue offset.
             if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
@@ -178,9 +178,10 @@ class HoleAppender:
         return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
 
     def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
-        """Keep the queue units of one part of the hole (damaged range) in memory until the hole's last part arrives.
+        """Keep the consume-queue entries (units) of one part of the hole (damaged range) in memory until the hole's
+        last part arrives.
 
-        Raises InvalidArgumentError, and keeps nothing, if the units do not point into the part, or if their queue
+        Raises InvalidArgumentError, and keeps nothing, if the entries do not point into the part, or if their queue
         offsets do not ascend.
         """
         last = {key: rows[-1].queue_offset for key, rows in self._units.items()}
@@ -197,6 +198,6 @@ class HoleAppender:
 
 
 def _is_placed(view: DispatchView, units: Sequence[QueueUnits]) -> bool:
-    """True if one of the queue units is at the queue and queue offset that the record names."""
+    """True if the record names the place (queue and queue offset) of one of the queue units `units`."""
     key, offset = (view.topic, view.queue_id), view.queue_offset
     return any(one.key == key and one.queue_offset <= offset < one.queue_offset + len(one.sizes) for one in units)

@@ -98,8 +98,8 @@ class LogChunks:
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        # The append lock protects the queues' newest units (entries). These units are needed here although consumers do
-        # not see them yet.
+        # The newest units (entries) of the queues are needed here, although consumers do not see them yet. Reading
+        # these units needs the append lock.
         with self._parts.append_lock:
             for queue in self._parts.queues.plain:
                 units += _units_between(queue, physical_offset, end)

@@ -34,8 +34,8 @@ class HoleMender:
     def __init__(
         self, parts: StoreParts, gate: WriteGate, *, put_keys: PutKeys, forget_snapshot: Callable[[], None]
     ) -> None:
-        """`forget_snapshot`: a function that makes the next flush write a new snapshot of the store. The caller must
-        not hold the append lock."""
+        """`forget_snapshot`: a function that makes the next flush write a new snapshot of the store. It must be called
+        without the append lock."""
         self._parts, self._gate, self._put_keys, self._forget_snapshot = parts, gate, put_keys, forget_snapshot
 
     @property

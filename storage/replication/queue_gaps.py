@@ -37,7 +37,7 @@ class QueueUnits(NamedTuple):
     """The units (entries) that a copied log chunk, or a copied damaged range (hole), adds to one queue, in order. Each
     array has one element per unit."""
 
-    # The topic and queue id of the queue to which the units belong.
+    # The topic and queue id of the queue to which these consume-queue entries (units) belong.
     key: tuple[str, int]
     # The queue offset of the first unit. The offsets of the later units follow without gaps.
     queue_offset: int
@@ -47,7 +47,7 @@ class QueueUnits(NamedTuple):
 
 
 class PlacedUnit(NamedTuple):
-    """A queue unit and its queue offset."""
+    """A consume-queue entry (unit) and its queue offset."""
 
     queue_offset: int
     physical_offset: int
@@ -56,8 +56,8 @@ class PlacedUnit(NamedTuple):
 
 
 class QueueGaps:
-    """Computes the units to append to the queues of one store. They include units for queue offsets without a record.
-    Called under the append lock."""
+    """Computes the units to append to the queues of one store. If a queue lacks offsets before a new record's offset,
+    the result also has units for these offsets, which point to no intact record. Called under the append lock."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._queues, self._holes = parts.queues, parts.holes
@@ -65,8 +65,8 @@ class QueueGaps:
     def units_of(
         self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[tuple[str, int]] = frozenset()
     ) -> list[QueueUnits]:
-        """Return the units to append to each queue: the units in `by_queue`, and before them units that fill the
-        offsets which the queue lacks. Changes nothing.
+        """Return the entries (units) to append to each queue: the entries in `by_queue`, preceded by entries for the
+        offsets that the queue lacks. Changes nothing.
 
         `anew`: queues that the caller deletes first. Raises InvalidArgumentError if a queue holds inner batches.
         """
@@ -83,8 +83,8 @@ class QueueGaps:
         return units
 
     def _units_in(self, key: tuple[str, int], queue: ConsumeQueue | None, rows: Sequence[PlacedUnit]) -> QueueUnits:
-        """Return the units to append to `queue` for `rows`. If `queue` is None, the queue does not exist yet and begins
-        with these units."""
+        """Return the entries (units) to append to `queue` for the records in `rows`, and for missing offsets before
+        them. If `queue` is None, the queue does not exist yet and begins with these entries."""
         first = rows[0].queue_offset if queue is None else queue.next_offset
         following, reach = first, -1 if queue is None else queue.max_physical_offset
         placed: list[tuple[int, int, int]] = []
@@ -108,7 +108,8 @@ class QueueGaps:
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
         """Return queue units (entries) for queue offsets without a record, as columns of physical offsets, sizes and
-        tags codes. The missing records should lie between the physical offsets `reach` and `physical_offset`."""
+        tags codes. If the missing records exist, they lie between the physical offsets `reach` and `physical_offset`.
+        """
         shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: their entries point to %s",
@@ -119,13 +120,13 @@ class QueueGaps:
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
-        """Return the damaged ranges (holes) of a part of the log into which no queue unit points. `start`,
-        `end_offset`: the physical offsets of this part."""
+        """Return the damaged ranges (holes) in a part of the log, if no entry (unit) of a consume queue points into
+        them. `start`, `end_offset`: the physical offsets of this part."""
         holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
         return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
 
     def _leads_into(self, queue: ConsumeQueue, hole: Hole) -> bool:
-        """True if a unit of the queue points into a damaged range (hole) of the log."""
+        """True if an entry (unit) of the consume queue points into a damaged range (hole) of the log."""
         offset = queue.first_placed_at(hole.offset)
         if offset >= queue.next_offset:
             return False

@@ -7,10 +7,10 @@ On disk
                                     there on
 
 The queues are flushed before anything is deleted. Log files are deleted first, one by one from the oldest on, so that a
-crash leaves no gap. The queues' first offsets move before the files are deleted: a later read gets the new offset, and
-a reader that has mapped a file can still read its bytes. After the log files, the queue and index files that point only
-to deleted records are deleted. Waiting delayed messages, and messages in config/retentionHolds.json, are still needed:
-these records stay, with everything after them.
+crash leaves no gap. The first offset of each queue is raised before the files are deleted. So a later read gets the new
+first offset, and a reader that has already mapped a file can still read the file's bytes. After the log files, the
+queue and index files that point only to deleted records are deleted. Waiting delayed messages, and messages in
+config/retentionHolds.json, are still needed. The log keeps the records of these messages, and all later records.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LogReservations(Protocol):
     """Protocol of an object that reports the parts of the log that compaction needs.
 
     Retention always keeps the log from `held_from` on. It keeps the log from `reserved_from` on unless the disk is
-    nearly full. The log before `settled_offset` cannot be cut any more.
+    nearly full. No change of the master can truncate the log before `settled_offset`.
     """
 
     def settled_offset(self) -> int: ...
@@ -80,8 +80,8 @@ class Cleaner:
     ) -> None:
         """Start the cleaner's thread. `holds` returns the parts of the log that compaction still needs.
 
-        `flush_queues` flushes all queue units to disk, or raises OSError. `on_failed` is called if the disk fails in
-        the thread, which then ends.
+        `flush_queues` flushes the entries (units) of all consume queues to disk, or raises OSError. `on_failed` is
+        called if the disk fails in the thread, which then ends.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
@@ -98,7 +98,7 @@ class Cleaner:
         # Lock that is held during a whole run of the cleaner, so that only one run happens at a time.
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
-        # The number of remaining cleaner runs that `request_run` requested.
+        # The number of cleaner runs that `request_run` has requested and that have not happened yet.
         self._by_hand = 0
         # The used share of the fullest disk at the cleaner's last run, from 0 to 1.
         self._usage = UNKNOWN_USAGE
@@ -118,8 +118,8 @@ class Cleaner:
         self._thread.start()
 
     def request_run(self) -> None:
-        """Request the deletion of expired files now, at any hour: in the next 20 runs, so that many files are deleted
-        in small portions.
+        """Request that expired files are deleted now, at any hour. The next 20 runs of the cleaner delete them in small
+        portions.
 
         Raises ServiceNotAvailableError if the store is closed.
         """
@@ -276,12 +276,12 @@ class Cleaner:
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
         """Delete the log files that end at or before `limit`, and the queue and index files that point only into them.
 
-        Returns the number of deleted log files. Files from `young_from` on are deleted before their reserved time has
-        passed.
+        Returns the number of deleted log files. `young_from`: the physical offset from which the deleted files are
+        younger than their reserved time; None if no file is younger.
         """
-        # Flush the queue units before the log files are deleted. Once a queue's records are deleted, only its units
-        # record its next offset. Ignore NoRoomError: the units are flushed even if it is raised, and deleting files
-        # frees space.
+        # Flush the entries (units) of the consume queues before the log files are deleted. After a queue's records are
+        # deleted, the queue's next offset is known only from its entries. Ignore NoRoomError: the entries are flushed
+        # even if it is raised, and deleting files frees space.
         with suppress(NoRoomError):
             self._flush_queues()
         with self._parts.append_lock:
@@ -316,7 +316,7 @@ class Cleaner:
         return len(doomed)
 
     def _note_young(self, lost: list[DeletedRange], files: int) -> None:
-        """Log the messages that are deleted before their reserved time has passed, and add them to the result of
+        """Log the messages that are deleted before their reserved time has passed, and record them for
         `deleted_young`."""
         self._young_files_deleted += files
         for one in lost:

@@ -103,9 +103,9 @@ def decide(
 
     `usages`: the used share of each disk partition of the store; negative if unknown. `by_hand`: True if a run was
     requested. `disk_full`: the result of the last decision. `keep_from`: the physical offset from which all messages
-    are still needed, whatever their age. `reserved_from`: the physical offset from which a topic has a longer reserved
-    time than the store, so that files count as younger than their reserved time. Never deletes the last file, nor a
-    file after a file that is kept.
+    are still needed, whatever their age. `reserved_from`: the physical offset of the first message that must be kept
+    because its topic's reserved time is longer than the store's. Files that end after this offset do not count as
+    expired. Never deletes the last file, nor a file after a file that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
@@ -133,10 +133,10 @@ def decide(
 
 
 def is_full(fullest: float, rules: RetentionRules, *, disk_full: bool) -> tuple[bool, bool]:
-    """Return whether a disk is too full for messages, and whether it is also too full for a master's chunks.
+    """Return two truth values: if a disk is too full for messages, and if it is even too full for a master's chunks.
 
-    `fullest`: the used share of the disk. `disk_full`: True if the disk counted as full before. It then still counts as
-    full until its usage is below the next lower level.
+    `fullest`: the used share of the disk. `disk_full`: True if the last check found the disk full. In this case the
+    disk counts as full until its usage is below the next lower level.
     """
     full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)
     return full, fullest > rules.critical_ratio

@@ -47,8 +47,8 @@ class StoreTopics:
         )
 
     def light_queues(self) -> list[LightQueue]:
-        """Return the light queues (LMQ) that exist, sorted by name. They have messages, or retention has not yet
-        removed the empty queue."""
+        """Return the light queues (LMQ) that exist, sorted by name. A light queue exists from its first message until
+        retention removes the empty queue."""
         self._gate.require_open()
         light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
         return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
@@ -70,9 +70,10 @@ class StoreTopics:
         Used by a replica that follows a master: the master deleted the topics, and the log does not record that
         deletion.
 
-        `existing`: the topics of the state before record `position` of STATE_TOPIC. Does nothing while this log lacks
-        the record before `position`. A topic with a later message stays, because it may have been created again. The
-        server's own topics and light queues stay. Raises StoreNotWritableError as `delete` does.
+        `existing`: the topics of the broker's state before record `position` of STATE_TOPIC. If this log does not
+        contain the record before `position`, nothing is deleted. A topic with a later message stays, because it may
+        have been created again. The server's own topics and light queues stay, too. Raises StoreNotWritableError as
+        `delete` does.
         """
         gone: list[str] = []
         states = self._queues.get_plain(STATE_TOPIC, 0)
@@ -92,7 +93,8 @@ class StoreTopics:
     def _delete_queues(self, topic: str) -> None:
         """Delete the queues of a topic. Called under the append lock.
 
-        The deletion covers the log up to its end, because a snapshot of this store may still list the queues.
+        The deletion is recorded for all records up to the log's end. So the queues stay deleted even if a snapshot of
+        this store still lists them.
         """
         end_offset, min_offset = self._parts.log.end_offset, self._cleaner.log_start_on_disk
         try:

@@ -79,15 +79,16 @@ class TopicTimes:
         files: list[Path] = []
         for queue, (first, _) in moved.items():
             with self._parts.append_lock:
-                # Skip a queue whose topic was deleted after the new first offsets were chosen.
+                # Skip a queue that no longer exists: its topic was deleted after the queue's new first offset was
+                # computed.
                 if self._queues.get(*queue.key) is queue:
                     queue.forget_before(first)
                     files += queue.drop_files_before_min()
         return files
 
     def reserved_from(self, now_ms: int, longer_than_ms: int) -> int:
-        """Return the physical offset of the first message that must still be kept because its topic's reserved time is
-        longer than the store's.
+        """Return the physical offset of the first message that must be kept only because its topic has a longer
+        reserved time than the store (`longer_than_ms`).
 
         Returns the log's end if no such message exists.
         """

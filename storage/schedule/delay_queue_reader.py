@@ -1,11 +1,12 @@
-"""Reads the queues of delayed messages for the scheduler: their ends, their units' times, and their records.
+"""Reads the queues of delayed messages for the scheduler: the ends of the queues, the times in their entries (units),
+and their records.
 
 The reader keeps no state: it reads the store's own components. The messages that it reads may not be on disk yet. A
 delivery is after its source message in the log, so a power cut that loses the source loses the delivery too.
 
-A record is compared with its queue unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If
-record and unit disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged:
-its size is corrected, and any other damage makes the record unreadable.
+A record is compared with its queue entry, as readers of other queues do (raymq/records/logfiles/own_records.py). If the
+record and the entry disagree, the store first rewrites the entry from the log. If they still disagree, the record is
+damaged: its size is corrected, and any other damage makes the record unreadable.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class DelayQueueReader:
     """Gives the scheduler access to one store's delay queues, and to their delivery progress. Thread-safe."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
-        """`appender` returns the current time, and commits appended records to the log files, so that they can
-        be read."""
+        """`appender`: its clock gives the reader the current time. It commits appended records to the log files before
+        they are read."""
         self._append_lock = parts.append_lock
         self._appender = appender
         self._queues = parts.queues
@@ -53,8 +54,8 @@ class DelayQueueReader:
         return len(self._appender.store_host) == IPV6_HOST_BYTES
 
     def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]:
-        """Return the current time in ms, and the bounds of each delay queue. No later message gets an earlier store
-        time.
+        """Return the current time in ms, and the bounds of each delay queue. A message that is stored after this call
+        never has a store time before the returned time.
 
         Raises OSError if the appended records cannot be written to the log's files.
         """
@@ -69,19 +70,17 @@ class DelayQueueReader:
         return now_ms, bounds
 
     def delivery_times(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """Return the delivery times, in ms, of at most `count` units of a delay queue from an offset on. At the end of
-        a queue file fewer are returned.
-
-        A unit that RocketMQ rebuilt contains a tags code of 32 bits instead of a time: the time is then read from the
-        record.
-        """
+        """Return the delivery times, in ms, in at most `count` entries (units) of a delay queue from an offset on. At
+        the end of a queue file fewer are returned. An entry that RocketMQ rebuilt contains a tags code of 32 bits
+        instead of a time: the time is then read from the record."""
         queue = self._queues.get_plain(*source)
         if queue is None:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
-        # Delivery times have more than 32 bits. A code of at most 32 bits is the tags code in a unit that RocketMQ
-        # rebuilt, or the unit has no record. In the first case, read the delivery time from the record.
+        # A unit's code is normally the delivery time, which has more than 32 bits. A code of at most 32 bits has two
+        # possible reasons. Either RocketMQ has rebuilt the unit, and the code is the tags code: read the delivery time
+        # from the record. Or the unit has no record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
@@ -98,8 +97,8 @@ class DelayQueueReader:
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """Return the records at `queue_offsets` of a delay queue; None for a missing record.
 
-        In a damaged record, the size, queue offset and physical offset are replaced by the values in the record's queue
-        unit.
+        If a record is damaged, its queue unit still has the right values. The returned copy of the record then has the
+        size, queue offset and physical offset from the unit.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
@@ -141,8 +140,8 @@ class DelayQueueReader:
         return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
-        """Return the record to which the first of `units` points. Return None if the unit points to no record, or if
-        the record is lost. A lost record is logged."""
+        """Return the record to which the first of `units` (queue entries) points. Return None if this unit points to no
+        record, or if the record is lost. A lost record is logged."""
         if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -168,13 +167,13 @@ class DelayQueueReader:
 
 
 def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
-    """Return the units at `queue_offsets` of a queue. If the queue lacks an offset, the result contains a unit without
-    a record for it."""
+    """Return the units at `queue_offsets` of a queue, in this order. For an offset that the queue does not contain, the
+    result has a unit that points to no record."""
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE
-    # The wanted units can lie in several queue files, and each call of `units` reads from one file only. Therefore read
-    # them in a loop.
+    # The requested queue entries (units) can lie in several queue files, and each call of `units` reads from one file
+    # only. Therefore read the entries in a loop.
     first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
     while first < end and len(units := queue.units(first, end - first)):
         here = (wanted >= first) & (wanted < first + len(units))
@@ -186,8 +185,8 @@ def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.v
 def _rows_elsewhere(
     records: Sequence[memoryview | None], units: NDArray[np.void], queue_offsets: Sequence[int]
 ) -> list[int]:
-    """Return the row numbers of records that do not match their queue unit: their physical offset or queue offset
-    differs."""
+    """Return the row numbers of records that do not match their consume-queue entry (unit): the record's physical
+    offset or queue offset differs from the entry's."""
     return [
         row
         for row, (record, position, offset) in enumerate(

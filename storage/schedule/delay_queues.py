@@ -1,9 +1,9 @@
 """Decides which messages of a delay queue are due, and in which order. It reads no clock: the time is an argument.
 
-There are two kinds of delay queues, which differ in the order of their units' times. Both return due messages in one
-fixed order. Both start from the progress that the previous process stored
-(storage.dispatch.delivery_progress.SourceProgress). Messages that `due` returned stay due until `done` is called with
-them.
+There are two kinds of delay queues. In one kind, the messages become due in the order in which they were stored; in the
+other kind, in any order. Queues of both kinds return due messages in one fixed order. They start from the progress that
+the previous process stored (storage.dispatch.delivery_progress.SourceProgress). Messages that `due` returned stay due
+until `done` is called with them.
 
     LevelQueue    Each message waits equally long: the first stored is due first. The object holds one
                   number: the next offset.
@@ -11,8 +11,9 @@ them.
                   sorted; later ones are read again from the units when the first of them is due. The order is by
                   (time, offset).
 
-The order of a TimerQueue must be complete: a unit that is appended after `due` was called with a time must have a later
-time. The store ensures this (raymq.common.delay) if the caller passes to `due` a time that the store has returned.
+The order of a TimerQueue must be complete. So a queue entry (unit) that is appended after `due` was called with a time
+must have a later time. The store ensures this (raymq.common.delay) if the caller passes to `due` a time that the store
+has returned.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
-"""Function (queue offset, count) that returns the delivery times of at most `count` queue units from the offset on. At
-the end of a file it returns fewer."""
+"""Function (queue offset, count) that returns the delivery times in at most `count` queue entries (units), from the
+offset on. At the end of a queue file it returns fewer delivery times."""
 
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
@@ -67,8 +68,8 @@ class LevelQueue:
     def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
         """Return the first messages of the delay queue that are due at `now_ms`, at most `limit`.
 
-        If the delivery time of a unit is further ahead than the delay, the clock was set back, or the delay level was
-        changed. The message then counts as due now (spec/storage.md §12).
+        A message also counts as due if the delivery time in its queue entry (unit) is further ahead than its delay.
+        Then the clock was set back, or the delay level was changed (spec/storage.md §12).
         """
         self._position = min(max(self._position, bounds.min_offset), bounds.end)
         self._wake_ms = None
@@ -123,8 +124,8 @@ class TimerQueue:
         self._fresh_codes = self._fresh_offsets = _NO_INTS
         # The latest due time, in ms, up to which all waiting messages are held in memory; -1 before the first read.
         self._horizon_ms = -1
-        # Earliest due time, lowest offset, and number of the waiting messages that are due too late to be held in
-        # memory (after `_horizon_ms`). In the order of (time, offset) they follow all held messages.
+        # Three values about the waiting messages that are due after `_horizon_ms` and so are not in memory: earliest
+        # due time, lowest offset, and number. In the order of (time, offset) they follow all held messages.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
@@ -146,8 +147,8 @@ class TimerQueue:
         ]
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Record that the messages `dues` were delivered or given up. `dues` must be the first of the messages that
-        `due` returned last."""
+        """Record that the messages `dues` were delivered or given up. The last call of `due` returned these messages.
+        `dues` may be only the beginning of that result."""
         self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
         self._at += len(dues)
 
@@ -167,7 +168,7 @@ class TimerQueue:
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
-        """Return a queue offset: all messages before this offset are delivered or given up."""
+        """Return the queue offset before which all messages are delivered or given up."""
         lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
         if self._at < len(self._held_offsets):
             lows.append(int(self._held_offsets[self._at :].min()))
@@ -198,8 +199,8 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
-        """Add delayed messages that are not held in memory, because they are due after `_horizon_ms`, to the counts of
-        such messages. `codes`: the messages' due times. `offsets`: their queue offsets."""
+        """Count delayed messages that are due after `_horizon_ms`, and are therefore not held in memory. `codes`: the
+        messages' due times. `offsets`: their queue offsets."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -216,7 +217,8 @@ class TimerQueue:
         # offsets.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
-        # Drop the messages in memory (held messages) that are already delivered or given up. They come first.
+        # Drop the held messages (messages in memory) that are already delivered or given up. They are the first of the
+        # held messages.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
         # Insert each fresh message after the held messages (messages in memory) with the same due time, because the
         # offsets of all held messages are lower.
@@ -229,12 +231,14 @@ class TimerQueue:
 
     def _trim(self) -> None:
         """Keep only the first `held_max` waiting messages in memory. Further messages are only counted. `_horizon_ms`
-        is lowered so that it lies before the due times of all messages that are only counted."""
+        (the latest due time of messages in memory) is lowered so that it lies before the due times of all counted
+        messages."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # Messages with the same due time as the last held message may have been left out. So messages that are
-            # appended later with this due time must not be held in memory either.
+            # Message `last - 1` is now the last held message. A message with the same due time may be among the
+            # messages that are only counted. So messages that are appended later with this due time must not be held in
+            # memory either.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
@@ -243,8 +247,8 @@ class TimerQueue:
     def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
         """Read all queue entries (units) whose messages may still wait. Hold in memory the messages that are due within
         `_window_ms` from now."""
-        # `low` returns the lowest queue offset at which a message may still wait. Call it before the next lines,
-        # because they reset the state that it uses.
+        # Call `low`, the lowest queue offset at which a message may still wait, before the next lines reset the state
+        # from which it is computed.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0

@@ -84,7 +84,8 @@ class RecallTable:
         }
 
     def forget(self, recall: RecallRequest) -> None:
-        """Drop the recall of a message whose due time is past and which has left the timer queues."""
+        """Drop the recall of a message. The message's due time is past, and the message is no longer in the timer
+        queues."""
         due_ms = self._due_ms.pop(recall.key, None)
         if due_ms is not None:
             self._times[due_ms] -= 1

@@ -35,8 +35,8 @@ class ScheduleService:
     """Delivers one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
-        """Create the service for one store. It stores due messages through `gate` and `appender`, and counts them in
-        `stats`."""
+        """Create the ScheduleService of one store, which delivers the store's delayed messages. It stores due messages
+        through `gate` and `appender`, and counts them in `stats`."""
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
         # This lock is held while delivery starts or stops, but not while waiting for the delivery thread to end.
         self._lock = threading.Lock()

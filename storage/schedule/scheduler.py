@@ -6,8 +6,8 @@ stored again each day until then. So no message keeps old log files for longer t
 stored.
 
 The rules are RocketMQ's (spec/storage.md §12). A message that cannot be read, or whose target is the half topic, is
-given up and logged. A refused put is retried after 100 ms. Unlike in RocketMQ, a put that was stored but did not reach
-the disk in time is not repeated.
+given up and logged. If the store refuses to append a message, the scheduler tries again after 100 ms. Unlike in
+RocketMQ, a message that was stored but did not reach the disk in time is not appended again.
 
 The scheduler itself holds no state that must survive: storage.dispatch.delivery_progress stores the delivery progress.
 """
@@ -75,7 +75,7 @@ class Scheduler:
         self._retry_at_ms: dict[Source, int] = {}
         # Time in ms at which the scheduler last recorded the lowest waiting offset of each timer queue.
         self._low_at_ms = 0
-        # The longest time in ms for which a due message of the last round had waited beyond its due time.
+        # In the scheduler's last round: the longest time in ms that a message waited beyond its due time.
         self._late_ms = 0
         # The number of due messages that the last round tried to deliver.
         self._due = 0
@@ -280,8 +280,9 @@ class Scheduler:
 
 
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
-    """Return the topic and queue id of a message's next queue (its target queue or a timer queue), and the number that
-    its entry in that queue stores: the due time in ms, or the tags code."""
+    """Return the topic and queue id of the queue into which a delayed message is put next: its target queue or a timer
+    queue. Also return the number for the message's entry in that queue: the due time in ms in a timer queue, otherwise
+    the tags code."""
     if source == RECALLS:
         return TIMER_TOPIC, TIMER_RECALL_QUEUE, 0
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:

@@ -21,8 +21,8 @@ from storage.schedule.delay_queues import DelayQueueBounds
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 WAITING_UNITS_MAX: Final = 2_000_000
-"""Maximum number of consume-queue entries (units) of one delay queue that a query for waiting messages reads. It begins
-with the first entry whose message may still wait."""
+"""Maximum number of consume-queue entries (units) that a query for waiting messages reads from one delay queue. The
+query starts at the first entry whose message may still wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
 """Maximum size, in bytes, of the records that one query for waiting messages returns. The record that reaches the limit
 is the last record in the result."""
@@ -121,7 +121,8 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            # skip a message without a record: the record is lost (and the loss logged), or a recall has taken its place
+            # skip a message whose record is not found: the record was lost, which is logged, or a recall has replaced
+            # it
             continue
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False

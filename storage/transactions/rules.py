@@ -105,8 +105,8 @@ def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction |
 
 
 def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
-    """Return the age in ms up to which a half message is not checked. `immunity`: the value of the message's immunity
-    property, in seconds."""
+    """Return the minimum age, in ms, at which the broker begins to check a half message. `immunity`: the value of the
+    message's property for this age, in seconds."""
     seconds = None if immunity is None else parse_number(immunity)
     return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
 

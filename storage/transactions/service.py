@@ -200,7 +200,7 @@ class TransactionService:
         with self._append_lock:
             return {topic: latencies.figures() for topic, latencies in self._finish_latencies.items()}
 
-    # The caller of the following methods holds the append lock.
+    # Methods whose caller must hold the append lock
 
     def _count_finish(self, half: HalfMessage) -> None:
         latencies = self._finish_latencies
@@ -295,8 +295,8 @@ class TransactionService:
             except BodyUnreadableError as error:
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
                 if decision is CheckDecision.GIVE_UP:
-                    # Give up the damaged half message: an open half message would keep the log's files forever, and its
-                    # content cannot be read anyway.
+                    # The half message is damaged, so its content can never be read. Give it up, because retention keeps
+                    # the log's files as long as the half message is open.
                     logger.error("transaction %s is unreadable and now counts as rolled back", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
@@ -328,7 +328,8 @@ class TransactionService:
 
     def _op(self, first: list[int]) -> Delivery:
         """Build an op record that marks half messages as finished. The record names the half messages at the queue
-        offsets `first`. It also names other finished half messages without an op record, as many as fit."""
+        offsets `first`. It also names other finished half messages that have no op record yet, up to the record's
+        maximum size."""
         offsets, size = list(first), 0
         for offset in self._halves.unwritten_ops:
             size += len(str(offset)) + 1
@@ -339,8 +340,8 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """Check the record of a delivery, and return `delivery` unchanged. Raises MessageIllegalError if the record is
-        longer than this store allows."""
+        """Check the size of the record in `delivery`, and return `delivery` unchanged. Raises MessageIllegalError if
+        the record is longer than this store allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(

@@ -60,7 +60,8 @@ def main() -> None:
     def take(section: str, found: Iterable[Figure]) -> None:
         try:
             take_all(found)
-        except Exception:  # An error in one section of the benchmark must not lose the results of the other sections.
+        # If one section of the benchmark fails, the results of the other sections must still be printed.
+        except Exception:
             failed.append(section)
             traceback.print_exc()
 

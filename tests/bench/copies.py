@@ -1,5 +1,5 @@
-"""Benchmark of two copies (replicas) of each message compared with one copy, with SYNC_FLUSH and four producers. Also
-measures a single send while a store rebuilds its index."""
+"""Benchmark of replication, with SYNC_FLUSH and four producers. It compares two copies (replicas) of each message with
+one copy. Also measures a single send while a store rebuilds its index."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ class Figure:
         return (max if self.more_is_better else min)(self.ours)
 
     def ratios(self, peer: str) -> list[float]:
-        """Return the ratio of raymq's value to the peer's value, for each round in which the peer's value is not 0. A
-        short round can measure 0, for example of a waiting program's processor time. Empty if no round is left or the
-        peer was not measured."""
+        """Return the ratio of raymq's value to the peer's value for each round. Rounds in which the peer's value is 0
+        are skipped. A short round can measure 0, for example as the processor time of a program that waits. Empty if no
+        round is left or the peer was not measured."""
         samples = zip(self.ours, self.peers[peer], strict=True) if peer in self.peers else ()
         return [ours.value / theirs.value for ours, theirs in samples if theirs.value]
 
@@ -86,8 +86,8 @@ class Figure:
         return min(taken) if taken else None
 
     def reached(self) -> bool | None:
-        """Return True if the measurement reaches all its goals. A goal without a ratio to its peer does not count.
-        Returns None if no goal remains."""
+        """Return True if the measurement reaches all its goals. Goals that compare with a peer are ignored if there is
+        no ratio to the peer. Returns None if all goals are ignored."""
         looked = []
         for goal in self.goals:
             if goal.peer == "cpu":
@@ -163,8 +163,8 @@ def _ratio(figure: Figure, peer: str) -> str:
 
 
 def _summary(ratios: Sequence[float]) -> dict[str, float | None]:
-    """Return the median, the smallest and the largest ratio of all rounds for a JSON file; None if there is no
-    ratio."""
+    """Return the median, the smallest and the largest of the ratios of all rounds, as fields for a JSON file. Each
+    field is None if `ratios` is empty."""
     median_, least, most = (median(ratios), min(ratios), max(ratios)) if ratios else (None, None, None)
     return {"ratio": median_, "ratio_min": least, "ratio_max": most}
 

@@ -133,5 +133,6 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
 
 
 def percentile(ascending: list[float], percent: float) -> float:
-    """Return the value of a percentile: `percent` percent of the values are below it."""
+    """Return a percentile of the values in `ascending`: the value below which `percent` percent of all values
+    lie."""
     return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]

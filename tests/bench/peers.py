@@ -247,7 +247,7 @@ def _wait_until(ready: Callable[[], bool]) -> None:
         try:
             if ready():
                 return
-        except Exception:  # A client may raise any error while its server is not ready yet.
+        except Exception:  # While a server is starting, its client may raise any error. Retry until the deadline.
             if time.monotonic() > deadline_s:
                 raise
         if time.monotonic() > deadline_s:

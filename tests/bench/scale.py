@@ -91,8 +91,8 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the messages per second, in total, of 1, 4 and 16 consumer groups that all read the same messages. Each
-    group reads in one thread."""
+    """Yield the total number of messages per second that 1, 4 and 16 consumer groups receive. All groups read the same
+    messages, each in one thread."""
     total = max(5000, int(scale * 50_000) // 5000 * 5000)
     topic = new_topic(client, f"fan-out-{next(_names)}")
     with client.producer("bench") as producer:

@@ -24,8 +24,8 @@ from tests.bench.programs.bench_store import (
 )
 
 ROCKETMQ_SINGLE_PUTS: int = 164_000
-"""Messages of 1 KiB per second that RocketMQ's own store appended one by one. Its log files had the same size, on two
-cores of the same kind."""
+"""Number of messages of 1 KiB per second that RocketMQ's own store appended one by one. It was measured with log files
+of the size that this benchmark uses, and on two cores of the same kind."""
 
 
 def stores(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:

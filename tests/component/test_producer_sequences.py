@@ -75,8 +75,8 @@ def test_rows_that_consumers_may_not_read_yet_do_not_count(filled):
         queue.visible_offset = seen - invisible
         assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [expected]
     queue.visible_offset = 0
-    # For each producer the store keeps only the five newest offset ranges. If consumers may read none of them, the
-    # result is the start of the oldest of these ranges.
+    # For each producer the store keeps only the five newest offset ranges. If consumers may not read any of these
+    # ranges yet, `next_sequences` returns the sequence number at the start of the oldest range.
     assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [30]
     queue.visible_offset = seen
 

@@ -18,13 +18,13 @@ from tests.support.console.served_console import serving
 
 PLACE = "broker-a:0:1"
 NO_PAGES = ("/api/", "/healthz", "/favicon.ico", "/static", "/export", "/events", "/track", "/messages/body")
-"""Parts of the console's URL paths that do not return a page."""
+"""Parts of URL paths of the console under which no web page is returned, but for example data or a file."""
 PARAMETERS = {
     "/messages": {"topic": "TOPIC", "offset": PLACE},
     "/groups/{group}/reset": {"topic": "TOPIC", "to": "earliest"},
     "/groups/{group}/copy": {"topic": "TOPIC", "source": "GROUP"},
 }
-"""Query parameters for pages that show little without parameters, by page path."""
+"""For some pages, by path: query parameters without which the page would show little."""
 IS_WIDER = "document.scrollingElement.scrollWidth > document.documentElement.clientWidth"
 NAMELESS = """[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
     .filter(one => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"""

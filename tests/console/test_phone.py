@@ -35,7 +35,8 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
   return draw.call(this, text, ...place);
 };
 """
-"""A script that notes the texts of each canvas since it was last cleared, with their sizes in CSS pixels."""
+"""A script that records the texts drawn on each canvas since the canvas was last cleared, each with its font size in
+CSS pixels."""
 LABELS = "[...document.querySelectorAll('canvas')].map(canvas => canvas.labels || [])"
 SPILLED_TEXTS = """
 (() => {

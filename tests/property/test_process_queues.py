@@ -49,7 +49,7 @@ class Model:
         self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
         self.first = dict.fromkeys(NAMES, 0)  # the first offset of each queue that retention has not deleted
-        # For each queue: the offset up to which the consumer was informed that messages are deleted.
+        # For each queue: the offset at which the consumer continued after it found that earlier messages were deleted.
         self.gone = dict.fromkeys(NAMES, 0)
         self.end = dict.fromkeys(NAMES, 0)
         # for each queue: the offsets whose messages pass the consumer's tag filter
@@ -91,7 +91,7 @@ class Model:
             queue, offset, found, upto = self.chance.choice(self.answers[-6:])
             self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
-    # Steps of the simulation that the listener takes
+    # Methods for the listener's steps in the simulation
 
     def deliver(self) -> None:
         for task in self.core.deliverable(self.now_s):

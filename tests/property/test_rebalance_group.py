@@ -49,8 +49,8 @@ EVEN = STRATEGIES[:3]
 
 @dataclass
 class Member:
-    """A simulated group member. `releasing`: its revoked queues, each with the time at which the member finishes and
-    commits the queue."""
+    """A simulated group member. `releasing`: its revoked queues. For each, the time at which the member will have
+    finished and committed the queue."""
 
     name: str
     topics: frozenset[str]

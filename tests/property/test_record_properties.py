@@ -40,7 +40,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch as a store keeps it, with the messages and ids that were encoded."""
+    """A batch with the records that a store keeps of it, and the messages and ids from which it was encoded."""
 
     messages: list[Message]
     ids: list[str]

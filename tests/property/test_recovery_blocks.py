@@ -41,8 +41,8 @@ def settings(dice: random.Random) -> dict[str, int | bool]:
 
 
 def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) -> None:
-    """Write the files of a store that needs recovery: a log, and queue files that cover all, some or none of
-    the log."""
+    """Write the files of a store that needs recovery: a log, and queue files. The queue files have units for all
+    records of the log, for some, or for none."""
     log = Log(dice)
     log.write(dice.choice((0, 3, 30, 100)))
     log.put(root)

@@ -135,8 +135,8 @@ class Model:
             progress = self.deliveries.get(source)
 
             def codes(first: int, count: int) -> np.ndarray:
-                # As in a real store, a read ends at the end of a queue file, so it may return fewer entries than
-                # requested. A queue file of this test has seven entries.
+                # As in a real store, a read stops at the end of a queue file, so it may return fewer than `count`
+                # entries. In this test, a queue file has seven entries.
                 return np.array(self.units[source][first : min(first + count, first - first % 7 + 7)], np.int64)
 
             if topic == SCHEDULE_TOPIC:
@@ -150,7 +150,7 @@ class Model:
     def round(self, stop_after: int | None = None) -> bool:
         """Run a round of the scheduler (storage.schedule.scheduler). Returns True if the round delivered a message.
 
-        `stop_after`: number of puts after which the round is killed.
+        `stop_after`: the number of stored messages after which the round is killed.
         """
         self.store_ms = max(self.store_ms, self.clock_ms)
         busy = False

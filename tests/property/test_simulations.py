@@ -1,5 +1,5 @@
-"""Tests that run each simulation with a few seeds. tests/chaos/simulation runs all seeds, and checks that the
-simulations find planted bugs."""
+"""Tests that run each simulation with a few seeds. tests/chaos/simulation runs all seeds. It also puts known bugs into
+the simulations, and checks that the simulations find these bugs."""
 
 from __future__ import annotations
 

@@ -101,8 +101,9 @@ def test_no_equally_even_plan_moves_fewer_queues(group):
 
 
 def test_the_count_of_all_plans_equals_trying_each_single_assignment():
-    """`best_of_all_plans` only counts the queues of each member. This test compares its result with trying every
-    assignment of every queue to a subscriber."""
+    """`best_of_all_plans` returns the best plan although it only counts the queues of each member. The test tries every
+    assignment of each single queue to a subscriber, and compares the best of these assignments with the function's
+    result."""
     chance = random.Random(7)
     for _ in range(60):
         queues = make_queues({"t0": chance.randint(1, 4), "t1": chance.randint(1, 3)})

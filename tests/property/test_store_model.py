@@ -106,8 +106,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.plug.__exit__(None, None, None)
 
     def go_on_with(self, prepare: Callable[[Path], None]) -> None:
-        """Close the store, let `prepare` make a new store directory from the present one, and open the store in the new
-        directory."""
+        """Continue with a changed store directory: `prepare` makes a new directory from the present one. This method
+        closes the store before, and opens it in the new directory afterwards."""
         old = self.root.parent
         self.generation += 1
         prepare(self.root)
@@ -148,8 +148,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.model[queue] += [Stored(body, tag, offset) for body, offset in offsets]
             self.last_batch[queue] = batch, before[queue]
 
-    # This rule returns early instead of using a precondition. Its condition may depend on what the store's threads have
-    # written, so it could change when Hypothesis repeats an example.
+    # This rule has no Hypothesis precondition; it returns early instead. A precondition could depend on records that
+    # the store's threads have written, and so have another value when Hypothesis repeats the example.
     @rule(queue=queues)
     def send_again(self, queue: tuple[str, int]) -> None:
         if queue not in self.last_batch:
@@ -186,8 +186,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
-                # The batch's log file was deleted. The store now recognizes a repeat of the batch only while a snapshot
-                # contains the batch, so the test must not repeat it.
+                # The batch's log file was deleted. From now on, the store recognizes a repeat of the batch only as long
+                # as a snapshot contains the batch. So the test must not repeat the batch.
                 del self.last_batch[queue]
 
     @rule(queue=queues, back=st.integers(1, 100))
@@ -243,8 +243,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.forget_what_is_behind_the_end()
 
     def check_what_is_left(self) -> None:
-        """After a loss of unflushed bytes, check the messages that the store can still read by their physical offsets.
-        Each must equal the model's message."""
+        """After a loss of unflushed bytes, read each message of the model from the store, by its physical offset. If
+        the store still has the message, it must equal the model's message."""
         for message in chain.from_iterable(self.model.values()):
             try:
                 record = self.store.queries.by_physical_offset(message.physical_offset)

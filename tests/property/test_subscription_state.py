@@ -52,7 +52,7 @@ class Model:
         self.generation = 1
         self.granted: set[MessageQueue] = set()
         self.end = dict.fromkeys(NAMES, 0)
-        # By queue: the offsets whose messages pass the consumer's tag filter.
+        # For each queue: the offsets of the messages that pass the consumer's tag filter.
         self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}
         self.table, self.owners = OffsetTable(), Owners()
         # for each held queue: the next offset that a poll must return
@@ -108,7 +108,7 @@ class Model:
         for queue in self.core.release(self.now_s):
             assert queue not in self.granted, f"{queue} is let go while it is granted"
             if queue not in held:
-                # The start offset of the queue had not arrived when the queue was released, so the program has read
+                # The consumer released the queue before it received the queue's start offset, so the program has read
                 # nothing from the queue.
                 continue
             assert queue not in self.out, f"{queue} is let go while the program is at it"
@@ -148,7 +148,7 @@ class Model:
             self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
-    # Steps in which the simulated stores on the consumer's node act
+    # Methods for the steps of the simulated stores on the consumer's node
 
     def change_way(self) -> None:
         queue = self.chance.choice(NAMES)

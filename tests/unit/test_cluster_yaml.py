@@ -25,7 +25,8 @@ def shipped() -> dict[str, Any]:
 
 @pytest.fixture
 def in_a_cloud(shipped: dict[str, Any]) -> dict[str, Any]:
-    """Return cluster.yaml with the variant for a cloud, which a comment at the end of the file describes."""
+    """Return cluster.yaml, changed to its variant for a cloud. A comment at the end of the file contains the
+    variant."""
     _, _, variant = TEXT.partition("#\n# provider:")
     lines = ["provider:", *(line.removeprefix("# ") for line in variant.splitlines()[1:])]
     return shipped | yaml.safe_load("\n".join(lines))

@@ -45,7 +45,7 @@ def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
     def of_all_pages() -> None:
         check_all(PAGES, check)
 
-    # Without this deletion, pytest follows `__wrapped__` and takes `check`'s argument `page` for a fixture.
+    # Delete `__wrapped__`: pytest would follow it to `check`, and take the argument `page` of `check` for a fixture.
     del of_all_pages.__wrapped__
     return of_all_pages
 
@@ -159,7 +159,8 @@ def test_files_and_folders_that_are_named_exist(page):
 def modules_in_the_drawings() -> list[str]:
     """Return the paths of the modules that the drawings of docs/architecture.md and docs/data-paths.md name.
 
-    A module name without a package belongs to the package named on its line, or on a line above.
+    A drawing may write a module's name without its package. The package is then named earlier on the same line, or on a
+    line above.
     """
     text = "".join((ROOT / "docs" / page).read_text() for page in ("architecture.md", "data-paths.md"))
     paths, package = [], ""
@@ -293,8 +294,8 @@ def test_the_example_of_settings_has_the_defaults():
 
 @each_page
 def test_settings_that_are_named_exist(page):
-    """Settings that a page names exist. The test checks settings in backticks with a value, such as `flush_disk_type:
-    SYNC_FLUSH`."""
+    """Each setting that a page names exists. The test checks settings that the page writes in backticks with a value,
+    such as `flush_disk_type: SYNC_FLUSH`."""
     keys = {name for model in SECTIONS.values() for name in model.model_fields}
     for block in re.findall(r"`([^`\n]+)`", page.read_text()):
         told = re.findall(r"\b([a-z]+_[a-z_]+): ", block)

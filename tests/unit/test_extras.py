@@ -1,5 +1,5 @@
-"""Tests of raymq without its extras: the queue, the command line, the console and the doctor need none of them, and
-what needs an extra names the extra in one line."""
+"""Tests of raymq without its extras. The queue, the command line, the console and the doctor need no extra. A function
+that needs an extra raises an error of one line with the extra's name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 
 def run_python(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter with an environment and return its result."""
+    """Run the test's Python interpreter with these environment variables and arguments. Returns the completed process,
+    with its output as text."""
     return subprocess.run(
         [sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False
     )

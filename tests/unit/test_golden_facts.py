@@ -1,6 +1,8 @@
-"""Tests that each of RocketMQ's golden facts has a test with its number, or is listed as not taken over.
+"""Tests that each of RocketMQ's golden facts has a test with the fact's number, or is listed as a behaviour that raymq
+does not have.
 
-The table of docs/coming-from-rocketmq.md also names the test of the behaviour with which raymq replaces a fact.
+For each such fact, the table of docs/coming-from-rocketmq.md also names the test of the behaviour that raymq has
+instead.
 """
 
 from __future__ import annotations

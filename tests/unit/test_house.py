@@ -92,7 +92,7 @@ def test_no_module_imports_itself_over_others():
 
 
 def constants_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of a module's constants, if they consist of at least two words in capitals."""
+    """Yield the names of a module's constants that consist of at least two words in capitals."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:

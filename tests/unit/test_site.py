@@ -69,7 +69,8 @@ def test_llms_txt_has_the_title_and_a_sentence_of_every_page(site: SiteModules):
 
 
 def arguments_of(module: ModuleType, call: object) -> set[str]:
-    """Return the names of a call's keyword arguments. The keys of a TypedDict behind `Unpack[…]` count."""
+    """Return the names of a call's keyword arguments. If the call takes a TypedDict (`Unpack[…]`), the keys of the
+    TypedDict are keyword arguments, too."""
     names: set[str] = set()
     for name, parameter in inspect.signature(call).parameters.items():
         unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
@@ -108,8 +109,8 @@ def test_options_are_what_the_code_has(site: SiteModules):
 
 
 def test_the_meaning_of_every_option_is_below_its_table(site: SiteModules):
-    """The page shows the docstring of a call or settings class below the table of its options. This docstring names
-    each option."""
+    """For each call and each settings class, a documentation page shows a table of the options, and below it the
+    docstring. The docstring must name each option."""
     for call in site.options.CALLS.values():
         text = call.__doc__ or ""
         for parameter in inspect.signature(call).parameters.values():

@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def names(built: tuple[Path, Path]) -> set[str]:
-    """Return the names of the files in the wheel."""
+    """Return the names of the files in raymq's wheel."""
     with zipfile.ZipFile(built[1]) as wheel:
         return set(wheel.namelist())
 

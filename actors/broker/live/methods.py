@@ -134,11 +134,11 @@ class SettingsMethods(ABC):
                     self._told[name] = wanted
 
     def _keep_settings(self) -> None:
-        """Apply changes of settings to this broker, and send them to the storage actors. Called at intervals, and first
-        when the state is loaded.
+        """Apply changes of settings to this broker, and send them to the storage actors. Called at intervals, and once
+        as soon as the broker's state is loaded.
 
-        A replica that was recreated on another node has no file of changes. So all storage actors get the changes again
-        from time to time.
+        Each storage actor stores the changes in a file. A replica that was recreated on another node lacks this file,
+        so all storage actors get all changes again from time to time.
         """
         self._follow_settings()
         self._rounds += 1

@@ -39,8 +39,8 @@ class UserMethods(ABC):
         return state if state is not None and state.version > version else None
 
     def users(self) -> list[UserDescription]:
-        """Return all users with their policies, sorted by name, without keys. Raises InvalidArgumentError if access is
-        off."""
+        """Return all users with their policies but without their secret keys, sorted by name. Raises
+        InvalidArgumentError if access control is off."""
         return describe_users(self._present(_server()))
 
     def change_access(self, change: AccessChange) -> None:

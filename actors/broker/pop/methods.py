@@ -63,9 +63,11 @@ class PopMethods(GroupMethods):
         }
 
     def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
-        """Create the group if it is new. In queues in which the group has no committed offset, commit its start offset.
+        """Prepare a group for its first receive. Creates the group if it is new. In each queue in which the group has
+        no committed offset, commits the start offset that `query` selects.
 
-        Safe to repeat. Raises TopicNotExistError, GroupNotExistError or NoPermissionError as `start_offset` does.
+        Safe to repeat. Raises the errors of `start_offset`: TopicNotExistError, GroupNotExistError or
+        NoPermissionError.
         """
         self.ensure_group(group)
         state = self._log.ready()
@@ -95,7 +97,7 @@ class PopMethods(GroupMethods):
         durable.
 
         Messages whose lease has ended (because they were acknowledged or leased again) are not counted. Repeating the
-        call is safe. The answer can be GroupNotExistError or InvalidArgumentError.
+        call is safe. An error is also sent as the answer: GroupNotExistError or InvalidArgumentError.
         """
         self._settle_soon(
             group,

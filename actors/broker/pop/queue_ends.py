@@ -57,8 +57,8 @@ class QueueEndsWatch:
         return self._watch.fileno() if self._watch is not None and self._asked else -1
 
     def next_look_s(self) -> float:
-        """Return the time at which the caller must check the long poll again, even if the store has not answered by
-        then."""
+        """Return the time at which the caller must look at the long poll again if the store has not answered
+        before."""
         return self._deadline_s if self._asked and self._watch is not None else self._not_before_s
 
     def ask(self, queues: Sequence[TopicQueue], wait_s: float) -> bool:

@@ -75,7 +75,7 @@ class Receives:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # Only the receive thread uses the attributes `_waiting`, `_busy` and `_covered`.
+        # The next three attributes are used only by the receive thread: `_waiting`, `_busy` and `_covered`.
         self._waiting = WaitingReceives()
         self._busy: set[WaitKey] = set()
         """The keys (WaitKey) of the receives whose messages are being leased now."""
@@ -217,8 +217,8 @@ class Receives:
             receive.fail(error)
 
     def _serve(self) -> float:
-        """For each key (WaitKey), lease messages to the first waiting receive if messages are available for it. Returns
-        the seconds until the next lease ends."""
+        """For each key (WaitKey), lease messages to the first waiting receive of the key, if messages are available for
+        this receive. Returns the seconds until the next lease ends."""
         wait_s = ASK_WAIT_S
         for receive in self._waiting.firsts():
             if receive.key in self._busy:

@@ -43,20 +43,22 @@ class Authorizer:
     def __init__(
         self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
     ) -> None:
-        """`internal`: the user as whom raymq's actors sign their calls, with the key. `rules`: the access rules by
-        method. `state`: the initial users and policies.
+        """`internal`: the user in whose name raymq's actors sign their calls, and the user's key. `rules`: the access
+        rules by method. `state`: the initial users and policies.
 
-        `life`: the id of the process incarnation for which calls are signed; if it is None, an id is generated.
+        `life`: the id of the server's process incarnation, which callers include in their signatures; None generates an
+        id.
         """
         self.server, self._internal, self._rules = server, internal, rules
         self._lock = threading.Lock()
-        """Lock that guards the records of executed signed calls, and the amounts that users have sent."""
+        """Lock that guards the records of executed signed calls, and the token buckets that limit how much each user
+        may send."""
         self._authenticator = Authenticator(life, internal_key=internal.key)
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
-        """The users and policies, with the cache of decisions made from them. The tuple is replaced as a whole, so a
-        thread that still uses the old state writes into the old cache."""
+        """A tuple: the users and policies, and the cache of decisions made from them. A change replaces the whole
+        tuple. So a thread that still uses the old users and policies writes only into the old cache."""
 
     @property
     def state(self) -> AuthState:
@@ -156,4 +158,5 @@ WEIGHTS: Final[Mapping[str, Callable[[Sequence[Any]], tuple[int, int]]]] = {
     "append": _weigh_batches,
     "send": _weigh_send,
 }
-"""Functions, by method name, that return the total bytes and the number of messages that a call sends."""
+"""For each method that sends messages: a function that returns the total bytes and the number of messages in a call's
+arguments."""

@@ -1,10 +1,10 @@
-"""Limits how much users with a consumption quota may read at one server, and counts what they have read.
+"""Limits the reads of users with a consumption quota at one server, and counts them.
 
     a fetch, a listener's question for tasks  ▶ require_left, before it ▶ at most `portion` ▶ consumed, with the answer
 
-One request may read at most a portion: the quota of one second. So a user exceeds its quota by little, and its consumer
-then waits about a second. Reads by raymq's own actors are not counted. Messages that a Pull actor passes to a listener
-count for the listener's user. No state survives the process.
+One request may read at most a portion: the quota of one second. So a request can exceed the user's quota by at most one
+portion. The user's consumer then waits about a second. Reads by raymq's own actors are not counted. If a Pull actor
+passes messages to a listener, they count for the listener's user. The counts are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReadLimit(NamedTuple):
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """Reduce the maximum number of bytes of a fetch to this limit: return the smaller of `wanted` and the limit. A
-        limit of 0 means no limit."""
+        """Return `wanted`, the requested maximum number of bytes of a fetch, but at most this limit. A limit of 0 means
+        no limit."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
-        """Return copies of the fetch requests `wanted` whose `max_messages` is at most the number of messages in this
-        limit. If the limit has no number of messages, returns `wanted`."""
+        """Return copies of the fetch requests `wanted`, with `max_messages` reduced to at most the `messages` of this
+        ReadLimit. If `messages` is 0 (no limit), returns `wanted`."""
         if not self.messages:
             return wanted
         return [replace(one, max_messages=min(one.max_messages, self.messages)) for one in wanted]

@@ -71,8 +71,8 @@ class OffsetTable:
         return max([self.first_versions.get(topic, 0), *used]) + 1
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
-        """Set a group's committed offsets in a topic, by queue id. `versions`: the new reset versions, by queue id. A
-        queue without a new version keeps its old one."""
+        """Set a group's committed offsets in a topic, by queue id. `versions`: the new reset versions (numbers that
+        grow with each reset of an offset), by queue id. A queue without a new version keeps its old one."""
         table = self.tables.setdefault((topic, group), {})
         first = self.first_versions.get(topic, 0)
         for queue_id, offset in offsets.items():
@@ -89,7 +89,7 @@ class OffsetTable:
 
     def drop(self, group: str, topic: str) -> None:
         """Drop a group's committed offsets in a topic. The group's next commit begins with the topic's first reset
-        version."""
+        version, a number that grows with each reset of an offset."""
         self.tables.pop((topic, group), None)
 
     def drop_group(self, group: str) -> None:
@@ -99,15 +99,15 @@ class OffsetTable:
 
 
 class Owners:
-    """The newest known assignment generation of the owner of each queue, by group. Generation 0 stands for a consumer
-    outside the group."""
+    """For each group and queue: the newest known assignment generation of the consumer that owns the queue. Generation
+    0 stands for a consumer outside the group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
 
     def note(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """Record the assignment generation of the member that now consumes the queue. An older generation than the
-        recorded one changes nothing."""
+        """Record the assignment generation of the member that now consumes the queue. Does nothing if a newer
+        generation is already recorded."""
         key = (group, topic, queue_id)
         if generation > self._generations.get(key, 0):
             self._generations[key] = generation

@@ -56,7 +56,8 @@ from raymq.records.format.layout import (
 from raymq.records.format.rewrite import RecordParts, build_record, split_record
 
 FIRST_RETRY_LEVEL: Final = 3
-"""The delay level of the first retry; each later retry waits one level longer (golden fact 13)."""
+"""The delay level of the first retry; each later retry waits one level longer (golden fact 13 of
+spec/messaging.md)."""
 
 DLQ_ORIGIN_ERROR_MAX: Final = 500
 """Maximum number of characters of the error text in a dead letter."""
@@ -124,8 +125,8 @@ def reason_line(reason: str) -> str:
 
 
 def read_replayed(records: bytes) -> list[ReturnedRecord]:
-    """Parse dead letters that will be delivered again, as if for the first time. Raises InvalidArgumentError if the
-    records are damaged."""
+    """Parse dead letters that a replay will deliver again. They get no delay and a retry count of 0, like messages that
+    were never delivered. Raises InvalidArgumentError if the records are damaged."""
     return [ReturnedRecord(split_record(record), 0, 0) for record in _split(records)]
 
 

@@ -53,7 +53,8 @@ _TOPIC_KEYS: Final = {
 """TopicConfig's fields and their names in topics.json."""
 
 _OWN_TOPIC_KEYS: Final = {"order_config": "orderConfigs", "layout": "layouts", "creation_id": "creationIds"}
-"""TopicConfig's fields that RocketMQ's file lacks, and their names in POSITION_FILE."""
+"""The fields of TopicConfig that RocketMQ's topic file does not have. Maps each field to its key in
+POSITION_FILE."""
 
 _GROUP_KEYS: Final = {
     "consume_enable": "consumeEnable",
@@ -61,7 +62,7 @@ _GROUP_KEYS: Final = {
     "retry_queue_nums": "retryQueueNums",
     "retry_max_times": "retryMaxTimes",
 }
-"""GroupConfig's fields and their names in subscriptionGroup.json."""
+"""For each field of GroupConfig, its key in the file subscriptionGroup.json."""
 
 _POSITION_KEY: Final = "queueOffset"
 
@@ -84,8 +85,8 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     """Return the config files of a broker's state, as a dict from file name to text, in the order in which they must be
     written.
 
-    Version 0.1.0 takes the state-log position of all files from the file that is written last. `position`: the offset
-    of the first state record that is not in `state`.
+    `position`: the offset of the first state record that is not in `state`. The file with this position is last,
+    because raymq 0.1.0 reads the position of all files from the file that is written last.
     """
     version = state.topics_version
     data_version = {
@@ -138,8 +139,8 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
 
 
 def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """Load the state from the config files. Also returns its log position: the offset of the first record that one of
-    the files may not include.
+    """Load the state from the config files. Also returns the state's log position: every file includes all records
+    before this offset.
 
     `read` returns a file's text, or None if the file does not exist, and is called once for each file. `parse` reads
     RocketMQ's dialect of JSON. Files that RocketMQ wrote can be read; their position is 0. A missing file has position
@@ -177,8 +178,8 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             state.forbidden[str(name)] = topics
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
-            # Skip a deleted topic. After a crash, the file with raymq's own topic keys may be older than the topics
-            # file, and may still have the topic.
+            # Skip topics that are not in the topics file. POSITION_FILE has additional fields of topics. After a crash
+            # it may be older than the topics file, and still have a topic that was deleted.
             if topic in state.topics:
                 state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))

@@ -272,8 +272,8 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Return the records that give a server-created topic (for retries or dead letters) at least `queue_nums`
-        queues."""
+        """Return the records that give a topic at least `queue_nums` queues. The topic is one that the server creates
+        itself, for retries or for dead letters."""
         known = self.topics.get(topic)
         if known is None:
             return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
@@ -379,10 +379,8 @@ class BrokerState:
         return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
 
     def left_topics(self, subscriptions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """Return, for each group, the topics to which it does not subscribe although it has committed offsets in them.
-
-        Only groups in `subscriptions` are considered. Retry topics are left out.
-        """
+        """Return, for each group, topics in which the group has committed offsets but to which it does not subscribe.
+        Only groups in `subscriptions` are considered. Retry topics are left out."""
         left: dict[str, list[str]] = {}
         for topic, group in sorted(self.offsets.tables):
             if group not in subscriptions or group not in self.groups or topic not in self.topics:
@@ -392,8 +390,8 @@ class BrokerState:
         return left
 
     def check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
-        """Raise TopicNotExistError if the topic does not exist, and InvalidArgumentError if the topic lacks one of the
-        queues."""
+        """Raise TopicNotExistError if the topic does not exist. Raise InvalidArgumentError if one of the queues
+        `queue_ids` does not exist in the topic."""
         config = self.require_topic(topic)
         for queue_id in queue_ids:
             if not 0 <= queue_id < config.read_queue_nums:
@@ -408,8 +406,8 @@ class BrokerState:
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """Return the topic's configuration, or raise TopicNotExistError. The topic of a light queue (RocketMQ's LMQ)
-        always has a configuration with one queue, because a light queue is never created explicitly."""
+        """Return the topic's configuration, or raise TopicNotExistError. The topic of a light queue (RocketMQ's LMQ) is
+        never created explicitly, so it always exists: its configuration has one queue."""
         if is_light_queue(topic):
             return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)

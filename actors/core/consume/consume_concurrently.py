@@ -30,8 +30,8 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
-"""Number of full-size tasks that are in flight to a listener at the same time. The listener then has work while further
-tasks are being transferred."""
+"""Number of tasks of full size that are in flight to a listener at the same time. So the listener has work while
+further tasks are being transferred."""
 SUSPECT_DEATHS: Final = 2
 """Number of deaths of the listener's process after which a task's messages are suspected of causing the crash."""
 WAYS_MAX: Final = 16
@@ -39,8 +39,8 @@ WAYS_MAX: Final = 16
 reason and its own durable append."""
 MANY_REASONS: Final = "many messages failed together with different errors; the listener's log has the errors"
 TRIALS_MAX: Final = 2
-"""If the listener's process dies this many times with the same single suspect message, the message is sent
-back."""
+"""Maximum number of crashes of the listener's process while one message is the only suspect. The message is then sent
+back to the broker."""
 
 
 class ConsumeConcurrently(ConsumeService):

@@ -5,8 +5,8 @@ before it are finished. After a pause of the queue, the failed message and all l
 again. A message that has failed `max_reconsume_times` times is sent back, to the retry topic or the dead-letter topic,
 and the queue continues. By default this limit is not set. A message that cannot be read becomes a dead letter at once.
 
-Together, the finished uncommitted messages and the messages in flight are at most one full task. So at most one task is
-delivered again if this process dies.
+A queue's finished uncommitted messages and its messages in flight are together at most one full task. So at most one
+task of the queue is delivered again if this process dies.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TASK_TARGET_S: Final = 0.1
 """Target duration, in seconds, of a task: long compared with the call that delivers the task, but short enough that the
 queue does not wait long."""
 TASK_FIRST: Final = 32
-"""Number of messages in a task as long as the listener's time per message is unknown."""
+"""Number of messages in each task until the listener's time per message is known."""
 SEND_BACK_RETRY_S: Final = 5.0
 """Time, in seconds, after which a message is redelivered locally because it could not be sent back (spec/messaging.md
 §5.8)."""
@@ -80,8 +80,8 @@ class ConsumeService(ABC):
         """The number of the last task that was delivered to the listener; tasks are numbered in the order of
         delivery."""
         self._turn = 0
-        """The number of calls of `next_tasks`. It selects the queue with which the next call begins, so that all queues
-        have their turn."""
+        """The number of calls of `next_tasks`. The number selects the first queue of the next call, so that each queue
+        comes first in turn."""
         self._pace_s: float | None = None
         """The listener's time per message, in seconds, as a moving average over tasks; None before the first task has
         ended."""
@@ -92,20 +92,21 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
-        """Apply the listener's report about a task in flight to the consume state. Returns the numbers of consumed and
-        failed messages, and the messages to send back (Reaction)."""
+        """Update the consume state of `task`, which was in flight, from the listener's report. Returns the numbers of
+        consumed and failed messages, and the messages to send back to the broker (Reaction)."""
 
     @abstractmethod
     def died(self, task: ConsumeTask, now_s: float) -> Reaction:
-        """Prepare the unfinished messages of a task in flight for redelivery, because the listener's process
-        died."""
+        """Prepare the unfinished messages of `task` for redelivery, because the listener's process died while the task
+        was in flight."""
 
     @abstractmethod
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
         """Prepare messages for local redelivery, because they could not be sent back to the broker."""
 
     def sent_back(self, sent: SendBack) -> None:
-        """Mark messages as finished after the broker has stored them again for a retry or as dead letters."""
+        """Mark messages of a task as finished, because the broker has now stored copies of them, for a retry or as dead
+        letters."""
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
@@ -157,7 +158,7 @@ class ConsumeService(ABC):
         return ended
 
     def _task_size(self, workers: int) -> int:
-        """Return the number of messages with which `workers` threads are busy for TASK_TARGET_S.
+        """Return the size of a task: the number of messages that keep `workers` threads busy for TASK_TARGET_S.
 
         The number is at most half of `pull_batch_size`, so that one task can be consumed while another task is
         committed.

@@ -21,7 +21,8 @@ class _Second:
 
 
 class ConsumeStats:
-    """Counters of one consumer instance, with one entry for each second. Not thread-safe."""
+    """Counters of one consumer instance. For each topic there is a separate set of counts for each second. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[_Second]] = defaultdict(deque)
@@ -37,7 +38,8 @@ class ConsumeStats:
         second.failed += failed
 
     def took(self, topic: str, count: int, consume_s: float, now_s: float) -> None:
-        """Add the total time, in seconds, that the listener took for `count` messages."""
+        """Add `consume_s`, the listener's total time in seconds for `count` messages, to the topic's
+        statistics."""
         second = self._now(topic, now_s)
         second.timed += count
         second.consume_s += consume_s

@@ -32,7 +32,7 @@ class ConsumeTask:
     deaths: int = 0
     """Number of times that the listener's process died while it was processing this task."""
     trials: int = 0
-    """How often the listener's process died while this task was the only task suspected of causing the crash (see
+    """Number of crashes of the listener's process for which this task was the only suspect (see
     consume_concurrently)."""
     ready_at_s: float = 0.0
     """The earliest time, in seconds, at which the task may be delivered."""
@@ -101,7 +101,7 @@ class ProcessQueue(AssignedQueue):
 
     @property
     def in_flight_count(self) -> int:
-        """The number of messages that the listener has and has not finished."""
+        """The number of messages that the listener has received but not finished."""
         return sum(len(task.unfinished) for task in self.flying)
 
     @property

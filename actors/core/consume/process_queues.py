@@ -34,8 +34,8 @@ from raymq.common.protocol.consume_result import ConsumeReport
 from raymq.common.protocol.group import QueueOffset
 
 RELEASE_PATIENCE_S: Final = 10.0
-"""Maximum time, in seconds, that a revoked queue of a concurrent consumer waits until the listener has finished its
-messages."""
+"""Maximum time, in seconds, that a concurrent consumer keeps a revoked queue until the listener has finished the
+queue's messages."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
 """The pause state of a push-consumer instance: True if the user has suspended it, and the queues that the user has
@@ -47,7 +47,7 @@ This type is a plain tuple, because the listener's process stores it and cannot 
 
 class PullState(Enum):
     """State of the fetches of a queue: PULLING, or the reason that prevents fetching. If there are several reasons, the
-    first one in the order of this class counts (spec/messaging.md §5.6)."""
+    state is the reason that this class lists first (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
     SUSPENDED = "suspended"
@@ -70,8 +70,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self._ending: dict[MessageQueue, set[ConsumeTask]] = {}
         """For an orderly consumer: tasks of released or lost queues that are still at the listener, by queue."""
         self._per_topic: Counter[str] = Counter()
-        """The number of queues of each topic that this instance holds. The queues of a topic share the topic's
-        flow-control thresholds."""
+        """The number of queues of each topic that this push-consumer instance holds. The flow-control limits of a topic
+        are divided among its queues."""
         self._stopping = False
         self._paused: set[MessageQueue] = set()
         """The queues that the user has paused. The instance need not hold these queues."""
@@ -177,7 +177,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return super()._take_up(assigned)
 
     def _state_changed(self, assigned: ProcessQueue) -> None:
-        """Drop a queue that was released or lost. Later reports of the listener about its tasks have no effect.
+        """Drop a queue that was released or lost. If the listener later reports about the queue's tasks, the reports
+        have no effect.
 
         If an orderly consumer is granted the queue again, delivery waits until these tasks have ended.
         """
@@ -277,7 +278,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """Return the earliest time at which a paused delivery or a paused fetch may continue; None if no queue is
+        """Return the earliest time at which a paused queue may be delivered or fetched again; None if no queue is
         paused."""
         times = [
             time_s
@@ -307,7 +308,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.died(task, now_s)
 
     def sent_back(self, sent: SendBack) -> None:
-        """Mark the messages that were sent back as finished, because the broker has accepted them."""
+        """Mark messages as finished after they were sent back and the broker has accepted them."""
         self.service.sent_back(sent)
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:

@@ -1,9 +1,10 @@
-"""Records of one queue that stay in the store's memory-mapped files, selected and joined by their positions.
+"""Records of one queue that stay in the store's memory-mapped files. They are selected and joined by their positions in
+these files.
 
-A Pull actor on the store's node keeps fetched messages in this form. It reads only the consume-queue entries (units),
-and its Listener reads the records at these positions. The memory maps stay open, so the records can be read even after
-their files are deleted. The class has the methods of MemoryRecords, and converts to MemoryRecords when bytes are
-needed.
+A Pull actor on the store's node keeps fetched messages in this form. The Pull actor reads only the consume-queue
+entries (units). The Listener reads the records at the positions that the units contain. The memory maps stay open, so
+the records can be read even after their files are deleted. The class in this module has the methods of MemoryRecords,
+and converts to MemoryRecords when bytes are needed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class RecordsInPlace:
         return sum(sizes[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """Copy these records into memory, as MemoryRecords."""
+        """Return a copy of these mapped records in memory (MemoryRecords)."""
         ends = np.cumsum(np.concatenate([part.sizes for part in self.parts]))
         return MemoryRecords(self.data, [0, *ends.tolist()], list(self.offsets))
 

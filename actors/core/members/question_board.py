@@ -14,10 +14,10 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.members.questions import QUESTION_WAIT_S, Question
 
 LISTENS_S: Final = QUESTION_WAIT_S + 10.0
-"""Time, in seconds, after a client's last poll for queries during which the broker still queues queries for the
+"""Time, in seconds, after a client's last poll for queries. During this time the broker still stores queries for the
 client."""
 QUESTIONS_WAITING_MAX: Final = 8
-"""Maximum number of queries that wait for one client."""
+"""Maximum number of administrators' queries that wait for one client."""
 
 
 @dataclass(slots=True)

@@ -62,7 +62,8 @@ class RouteTable:
         self._expiry_s = expiry_s
         self._brokers: dict[str, _LiveBroker] = {}
         self._silent: dict[str, frozenset[str]] = {}
-        """The topics of brokers that expired because they sent no heartbeat for too long, by broker name."""
+        """The topics of expired brokers, by broker name. A broker expires if it sends no heartbeat for too
+        long."""
         self.registered: set[str] = set()
         """The names of all brokers that have registered since this table was made."""
 
@@ -70,8 +71,9 @@ class RouteTable:
         """Replace all data that this table has about a broker with a registration. A registration with an older version
         is ignored.
 
-        The comparison of versions ignores the time in them. After the broker's restart, the log may contain a slightly
-        earlier time for the broker's last change than memory did. The broker must still be able to register.
+        A version contains a time, which the comparison of versions ignores. After a restart, the broker reads its
+        version from the log, whose time of the last change may be slightly earlier. The broker must still be able to
+        register.
         """
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
@@ -79,7 +81,7 @@ class RouteTable:
         broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
             # The broker registers again with a data version that this table already has. So keep the permissions that
-            # were changed in this table since then.
+            # were changed in this table since the broker's previous registration.
             broker.topics, broker.perm_changed = known.topics, known.perm_changed
         self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)
@@ -88,8 +90,9 @@ class RouteTable:
     def change_topics(self, changes: TopicChanges, now_s: float) -> bool:
         """Apply the changes of a broker's topics since its registration.
 
-        Returns False if the broker must register again: its previous version is not the version in this table, or
-        permissions were changed in this table. The registration then restores the permissions.
+        Returns False if the broker must register again. This is the case if the previous version in `changes` is not
+        the version in this table. It is also the case if permissions of the broker were changed in this table; the
+        registration then restores them.
         """
         broker = self._brokers.get(changes.broker_name)
         if broker is None or broker.perm_changed:
@@ -203,8 +206,8 @@ def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
 
 
 def _attributes(topic: str, holders: Iterable[_LiveBroker]) -> TopicAttributes:
-    """Return a topic's attributes from the first broker, by name, that has any. A broker that was added later may lack
-    the attributes."""
+    """Return a topic's attributes from the first broker, in the order of names, that has attributes for the topic. A
+    broker that was added later may lack the attributes."""
     found = next(filter(None, (broker.topics[topic].attributes for broker in holders)), {})
     return TopicAttributes.parse(found)
 

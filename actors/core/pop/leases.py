@@ -138,13 +138,12 @@ class PopQueue:
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
 
     def due(self, now_ms: int) -> int:
-        """Return the number of messages of the queue whose lease time has passed, and which were not
-        acknowledged."""
+        """Return the number of messages of the queue whose lease has expired before they were acknowledged."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
 
     def first_unsettled(self) -> int:
-        """Return the first offset of the queue that is unsettled: its message is not acknowledged, so the committed
-        offset cannot pass it."""
+        """Return the queue's first offset that is not settled. The message at this offset is not acknowledged, so the
+        committed offset cannot move past this offset."""
         return min([self.next_offset, *[lease.first_unsettled for lease in self.leases.values()]])
 
 
@@ -155,8 +154,8 @@ class QueueEdit:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # New leases begin after the offsets that were already leased, or at the committed offset if it is larger. A
-            # consumer without leases may have committed a larger offset.
+            # New leases begin after the last leased offset, or at the committed offset if it is larger: a consumer that
+            # uses no leases may have committed further.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}

@@ -31,7 +31,7 @@ UNSETTLED_MAX: Final = 65_536
 leased."""
 
 TopicQueue = tuple[str, int]
-"""A topic and a queue id."""
+"""The key of a queue: its topic and its queue id."""
 Committed = Callable[[str, int], int]
 """Function that returns the group's committed offset in a topic's queue; 0 if the group has committed none."""
 
@@ -160,8 +160,8 @@ def lease_range(topic: str, queue_id: int, lease: Lease) -> LeasedRange:
 
 
 def _may_hand_out(queue: PopQueue) -> bool:
-    """Return True if new messages of the queue may be leased: the numbers of leases and of unsettled messages are below
-    their limits."""
+    """Return True if new messages of the queue may be leased: the numbers of leases and of unsettled (not yet
+    acknowledged) messages are below their limits."""
     leases = queue.leases
     return len(leases) < LEASES_MAX and (
         len(leases) * RECEIVE_MAX_MESSAGES <= UNSETTLED_MAX
@@ -201,8 +201,8 @@ def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int,
 
 
 def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_ms: int) -> Lease:
-    """Make a new lease for the unsettled messages before offset `end` of a lease that has ended. The other messages
-    stay in the old lease."""
+    """Make a new lease for the unsettled messages (neither acknowledged nor part of another lease) before offset `end`
+    of a lease that has ended. The other messages stay in the old lease."""
     unsettled = ~old.settled & old.all
     taken = unsettled & _below(old, end)
     rest = unsettled & ~taken
@@ -223,8 +223,8 @@ def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
 
 
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:
-    """Return the offset up to which several leases contain `number` unsettled messages. The offsets of the leases may
-    interleave.
+    """Return the lowest offset before which the leases have `number` unsettled messages together. Unsettled messages
+    are neither acknowledged nor part of another lease. The offsets of the leases may interleave.
 
     If the leases have at most `number` unsettled messages, return the end of the last lease.
     """

@@ -18,8 +18,8 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
-"""Maximum number of leases that a consumer group may have in one queue when a request splits leases. A lease is split
-if the invisible time of only some of its messages is changed."""
+"""Maximum number of leases that a consumer group may have in one queue after a request has split leases. A lease is
+split if a request changes the invisible time of only some of the lease's messages."""
 
 
 @dataclass(slots=True)
@@ -37,14 +37,14 @@ class SettleDecision:
 
     @property
     def count(self) -> int:
-        """The number of messages, in all topics, that the decided request acknowledges, or whose invisible time it
+        """The number of messages, in all topics, that the request acknowledges, or whose invisible time it
         changes."""
         return self.counts.total()
 
 
 def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> SettleDecision:
-    """Acknowledge leased messages: mark their offsets as settled, and count them. Returns the record to store. Raises
-    InvalidArgumentError if an offset is not in its lease."""
+    """Acknowledge leased messages: mark their offsets as settled (acknowledged), and count them. Returns the record to
+    store. Raises InvalidArgumentError if an offset is not in its lease."""
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
     for part in parts:

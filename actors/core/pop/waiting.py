@@ -1,4 +1,5 @@
-"""Waiting receives, grouped by group, topics and order mode, in order of arrival.
+"""Receives of simple consumers that wait for messages. They are grouped by group, topics and order mode, and kept in
+order of arrival.
 
 This module limits how many receives wait, and selects the next receive.
 """
@@ -67,12 +68,13 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Put a receive back that `take` has removed, as the first of the waiting receives with the same key."""
+        """Put back a receive that `take` has removed. It becomes the first of the waiting receives with its
+        key."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 
     def firsts(self) -> list[WaitingReceive]:
-        """Return, for each key, the waiting receive that arrived first."""
+        """Return the receives that are next: for each WaitKey, the waiting receive that arrived first."""
         return [waiting[0] for waiting in self._by_key.values()]
 
     def all(self) -> list[WaitingReceive]:

@@ -53,7 +53,7 @@ def allocate_by_consistent_hash(
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
-    # If two members have the same position on the ring, it belongs to the last of them by name.
+    # If several members have the same position on the ring, the position belongs to the member whose name comes last.
     owners = {ring_position(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
     positions = sorted(owners)
     shares: Shares = {member: [] for member in members}
@@ -74,7 +74,7 @@ def check_shareable(
     queues: Iterable[MessageQueue], members: Iterable[str]
 ) -> tuple[tuple[MessageQueue, ...], tuple[str, ...]]:
     """Sort queues and members. Raises InvalidArgumentError if there are no queues or no members, or if a member's name
-    is blank (golden fact 10)."""
+    is blank (golden fact 10 of spec/messaging.md)."""
     queues, members = tuple(sorted(queues)), tuple(sorted(members))
     if not members:
         raise InvalidArgumentError("cannot share queues, because the list of members is empty")

@@ -39,8 +39,8 @@ class HeartbeatSender(Enum):
 
 
 class HeartbeatKind(Enum):
-    """The order of a heartbeat relative to the newest heartbeat of its session: newer, repeated, or late; or the member
-    leaves."""
+    """The kind of a heartbeat. A heartbeat is newer than the newest earlier heartbeat of its session, repeats it, or is
+    older (late). A further kind is for heartbeats of members that leave the group."""
 
     NEXT = "newer than all, or the first of its session"
     REPEATED = "the newest once more"
@@ -49,7 +49,7 @@ class HeartbeatKind(Enum):
 
 
 class HeartbeatStep(Enum):
-    """The ways in which a consumer group handles and answers a member's heartbeat."""
+    """The possible reactions of a consumer group to a member's heartbeat."""
 
     INVITE = "answer with a new session, and change nothing else"
     ACCEPT = "note the requests and the queues held, free the others, and grant"
@@ -74,14 +74,15 @@ HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, Heartbeat
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
 }
-"""How the group handles a heartbeat, by its sender and its kind. A heartbeat can be repeated or late only if its sender
-is a member, because only a member has an earlier heartbeat."""
+"""The group's reaction to a heartbeat, by the heartbeat's sender and kind. A heartbeat is repeated or late only
+compared with earlier heartbeats of its session. Only a member has sent such heartbeats, so these two kinds exist only
+for members."""
 
 
 @dataclass(slots=True)
 class _Member:
     """One member of the group. `session`: the session of the process that uses the member's name. `sequence`: the
-    number of its newest heartbeat.
+    number of the member's newest heartbeat.
 
     `settled`: the group's state in the last answer to the member, if the member holds exactly the queues assigned to
     it; else None.
@@ -113,8 +114,8 @@ class RebalanceGroup:
         old_leases_end_s: float | None = None,
     ) -> None:
         self._session_timeout_s = session_timeout_s
-        # Until this time, members may still consume queues that an earlier Rebalance actor granted. They have not
-        # reported these queues to this actor yet.
+        # The time at which the last leases of an earlier Rebalance actor end. Until then, members may consume queues
+        # that the earlier actor granted, and that they have not reported to this actor yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
         # The earliest time at which the group grants queues to members.
         self._grants_from_s = self._old_leases_end_s if grace else started_s
@@ -125,7 +126,7 @@ class RebalanceGroup:
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues of each topic, sorted
         self._broker_rooms: dict[str, str] = {}
         self._target: Target = {}
-        # time of the last heartbeat that recomputed which member should own each queue; recomputed again after
+        # time of the last heartbeat that recomputed the assignment plan (`_target`); the plan is computed again after
         # RETARGET_INTERVAL_S
         self._targeted_s = started_s
         # topic → the reason why the allocation strategy failed; the topic then keeps its last assignment plan
@@ -137,7 +138,7 @@ class RebalanceGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Return the names of all members, sorted."""
+        """Return the names of all members of the group, sorted."""
         return tuple(sorted(self._members))
 
     @property
@@ -199,8 +200,8 @@ class RebalanceGroup:
         return self._assignment(heartbeat.session, granted)
 
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
-        """Return a refusal if a heartbeat's subscription (filter) to a topic differs from that of another member of the
-        group; None if all agree."""
+        """Return a refusal if a heartbeat's subscription to a topic has another filter than the subscription of another
+        member of the group. Return None if all filters agree."""
         request = MemberRequest(heartbeat.topics, expressions=heartbeat.expressions)
         for other, member in () if heartbeat.leaving else self._members.items():
             for topic in () if other == heartbeat.member else sorted(request.topics & member.request.topics):
@@ -211,10 +212,10 @@ class RebalanceGroup:
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
         """Record a short heartbeat, which states that the member's last full heartbeat is unchanged.
 
-        Returns False, and records nothing, if the group's answer to a full heartbeat may have changed. Returns False,
-        too, if a newer heartbeat of the member has already arrived. A member that holds exactly its assigned queues
-        keeps them until the group's generation grows. So no other check is needed: a full heartbeat would have the same
-        result.
+        Returns False, and records nothing, if the group's answer to a full heartbeat may differ from its last answer.
+        Returns False, too, if a newer heartbeat of the member has already arrived. A member that holds exactly its
+        assigned queues keeps them until the group's generation grows. So these checks are enough: if they pass, a full
+        heartbeat would have the same result.
         """
         self.expire(now_s)
         member = self._members.get(heartbeat.member)
@@ -236,8 +237,8 @@ class RebalanceGroup:
         return frozenset() if member is None else member.request.topics
 
     def _told(self) -> tuple[int, int, int]:
-        """Return the part of an answer to heartbeats that is the same for all members: generation, offsets version and
-        number of members."""
+        """Return the values that every member gets in the answer to its heartbeat: the group's generation, offsets
+        version and number of members."""
         return self.generation, self.offsets_version, len(self._members)
 
     def expire(self, now_s: float) -> list[str]:
@@ -319,8 +320,8 @@ class RebalanceGroup:
         Members may still use queues that the earlier instance granted."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
-        # A higher generation comes from an earlier instance of this object whose clock was ahead. Continue with a
-        # generation above it.
+        # A generation higher than this group's own was issued by an earlier instance of the group, whose clock was
+        # ahead. Continue with a generation above it.
         if generation > self.generation:
             self.generation = generation + 1
 
@@ -341,16 +342,16 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # If another member already holds a reported queue, the queue stays with that member. The reporting member
-            # was considered dead when the queue was granted to the other member.
+            # A member may report a queue that another member already holds. The queue then stays with the other member:
+            # the group granted it while the reporting member was considered dead.
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
         topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
-            # Skip a queue if the member no longer subscribes to the queue's topic. `_target` may still assign the queue
-            # to this member if the allocation strategy failed, because then the previous plan stays.
+            # Skip a queue if the member no longer subscribes to the queue's topic. `_target` may still assign such a
+            # queue to the member: if the allocation strategy fails, the previous assignment plan stays in force.
             if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)

@@ -222,7 +222,7 @@ class RebalanceServer:
             for topic in self._topics.keys() - used:
                 del self._topics[topic]
 
-    # Methods that drop expired members and groups, and methods for slots
+    # Methods that drop expired members and groups, and methods for slots (shares of all groups)
 
     def sweep(self, now_s: float) -> None:
         """Drop members that have sent no heartbeat for too long, and groups without members. Also drop the groups of
@@ -246,8 +246,8 @@ class RebalanceServer:
         return not any(entry.core.members for entry in entries)
 
     def _drop_old_epochs(self, slot: int) -> None:
-        """Drop the groups of a slot (a share of all groups) that were created in an earlier epoch: another actor may
-        have served them in the meantime.
+        """Drop the groups of a slot (a share of all groups) from memory if they were created in an earlier epoch of the
+        slot. Another actor may have served these groups since then.
 
         The caller holds the lock.
         """

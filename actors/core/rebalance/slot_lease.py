@@ -39,11 +39,11 @@ TAKE_OVER_AFTER_S: Final = 6.0
 """Seconds without a new heartbeat from the process that holds a slot (a share of all consumer groups), after which
 another process claims the slot. Longer than Ray takes to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
-"""Difference between the first generations of a slot's groups in two consecutive epochs. (A slot is a share of all
-groups.) Within one epoch, a group's generation grows by less than this."""
+"""Minimum distance between the first generations of a slot's groups in two consecutive epochs. (A slot is a share of
+all groups.) Within one epoch, a group's generation grows by less than this."""
 CLAIMS_KEPT: Final = 1000
-"""Number of epochs for which a claim of a slot (a share of all groups) stays in the register before it is deleted. No
-hung process resumes so late that it still needs an older claim."""
+"""Number of newest claims that the register keeps for each slot (a share of all groups). Every epoch of a slot has one
+claim; older claims are deleted. No process hangs so long that it still needs a deleted claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class SlotLease:
     """A slot (a share of all groups) as one process of a Rebalance actor sees it: the slot's holder, and whether this
     process is the holder. Not thread-safe.
 
-    `server` and `life` name this process. `home`: True if this process should hold the slot first. `lease_s`: the
-    longest time, in s, for which the answer to a heartbeat lets a member use its queues.
+    `server` and `life` name this process. `home`: True if this process should be the slot's first holder. `lease_s`:
+    the longest time, in s, for which the answer to a heartbeat lets a member use its queues.
     """
 
     def __init__(self, slot: int, server: str, life: str, *, home: bool, lease_s: float, valid_s: float = VALID_S):
@@ -113,15 +113,15 @@ class SlotLease:
         """The claim by which a Rebalance actor holds the slot (a share of all groups) in the latest known
         epoch."""
         self.held = False
-        """True if this process holds the slot (a share of all groups). In this case `claim` is the claim that this
-        process made."""
+        """True if this process holds the slot (a share of all groups). In this case `claim` is this process's own entry
+        in the register, by which it holds the slot."""
         self.grants_from_s = 0.0
-        """The time from which queues of the slot (a share of all groups) can be granted: no lease of an earlier holder
-        is in use then. Valid while this process holds the slot."""
+        """The time from which this actor may grant queues of the slot (a share of all groups). At that time all leases
+        of earlier holders have ended. Valid while this process holds the slot."""
         self._valid_until_s = float("-inf")
         self._beats = 0
         self._released = False
-        self._had_it = False  # True if this process held the slot earlier and has lost it
+        self._had_it = False  # True if this process held the slot (a share of all groups) earlier and has lost it
         self._closed = False
         self._seen: tuple[int, int] | None = None
         self._seen_since_s = 0.0
@@ -142,19 +142,19 @@ class SlotLease:
         return self.claim.server
 
     def look(self, clock: Callable[[], float], wall_ns: Callable[[], int]) -> Look:
-        """Check the register: stay the holder of the slot (a share of all groups), find another holder, or become the
-        holder. Called every LOOK_INTERVAL_S.
+        """Check the register (a key-value store in Ray's GCS): stay the holder of the slot (a share of all groups),
+        find another holder, or become the holder. Called every LOOK_INTERVAL_S.
 
-        If a call of the register fails, the caller may throw the error into the generator. The error ends this check,
-        and the next check continues. The register may have executed a failed call.
+        The generator yields calls of the register. If a call fails, the caller may throw the error into the generator.
+        The error ends this check, and the next check continues. The register may have executed a failed call.
         """
         if self._closed:
             return
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            # True if this process itself made the newest claim of the slot. An earlier check then stored the claim in
-            # the register, but the register's answer was lost.
+            # True if this process itself made the newest claim of the slot, but has not received the register's answer
+            # to it. This happens if an earlier check stored the claim in the register, and the answer was lost.
             mine = self.claim.life == self._life
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)
@@ -195,8 +195,8 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find newer claims of the slot (a share of all consumer groups) whose holders have not stored a heartbeat yet.
-        Returns True if such a claim exists."""
+        """Read claims of the slot (a share of all consumer groups) with a higher epoch than the latest known claim.
+        Their holders may not have stored a heartbeat yet. Returns True if such a claim exists."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
             self.epoch, self.claim, self._released = self.epoch + 1, Claim.parse(text), False

@@ -26,8 +26,8 @@ from actors.core.rebalance.allocation import Shares, check_shareable
 from raymq.common.message import MessageQueue
 
 _ALL: Final = ("all",)
-"""The node of the exchange graph that stands for the sum over all topics. Its arcs change a member's total number of
-queues."""
+"""A node of the exchange graph, which stands for all topics together. The arcs at this node change a member's total
+number of queues."""
 
 _Node = tuple[str, ...]
 
@@ -57,8 +57,8 @@ def allocate_sticky(
 
 
 class _Topic:
-    """One topic of the strategy's input: its queues, its subscribers, and for each queue the member that has it now and
-    the member planned for it."""
+    """One topic that the strategy STICKY divides: its queues and its subscribers. For each queue, also the member that
+    has it now, and the member to which the last plan assigned it."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class _Extras:
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
     def _start(self, topic: _Topic) -> set[str]:
-        """Choose the members that get an extra queue of a topic: first the members that the last plan gave an extra
-        queue, then members that can thereby keep a queue, then members with the fewest queues."""
+        """Choose the members that get an extra queue of a topic. Members with an extra queue in the last plan come
+        first. Next come members that can keep a queue by this choice, then members with the fewest queues."""
         ranked = sorted(
             topic.members,
             key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),
@@ -133,9 +133,9 @@ class _Extras:
         return chosen
 
     def improve(self) -> None:
-        """Let members exchange extra queues until no exchange lowers the cost of the plan. An extra queue of a topic is
-        one more than other members get of the topic. The cost is an integer and falls with each exchange, so the loop
-        ends."""
+        """Let members exchange extra queues until no exchange lowers the cost of the plan. A member has an extra queue
+        of a topic if it has one queue more of the topic than other members. The cost is an integer and falls with each
+        exchange, so the loop ends."""
         while cycle := _negative_cycle(self._arcs()):
             for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 if tail[0] == "member" and head[0] == "topic":
@@ -146,11 +146,11 @@ class _Extras:
                     self._totals[head[1]] += 1
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
-        """Return the arcs of the exchange graph, each with its cost. A cycle of arcs is a possible exchange of extra
-        queues between members. An extra queue of a topic is one more than other members get of the topic.
+        """Return the arcs of the exchange graph, each with its cost. An extra queue of a topic is one queue more than
+        other members get of the topic. Members may exchange extra queues; each cycle of arcs is a possible exchange.
 
-        There are three kinds of arcs. A member gives up an extra queue of a topic, a topic gives an extra queue to a
-        member, or a member's total changes by one.
+        There are three kinds of arcs. A member gives up an extra queue of a topic. A topic gives an extra queue to a
+        member. Or the total number of a member's queues changes by one.
         """
         arcs: list[tuple[_Node, _Node, int]] = []
         for name, topic in self._topics.items():

@@ -71,7 +71,7 @@ class GroupMembership:
         return sorted(member for member, request in self.requests.items() if topic in request.topics)
 
     def topics(self) -> list[str]:
-        """Return all topics that members subscribe to, sorted."""
+        """Return the topics to which at least one member of the group subscribes, sorted."""
         return sorted({topic for request in self.requests.values() for topic in request.topics})
 
 
@@ -150,7 +150,8 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 
 
 def disagreements(view: GroupMembership) -> list[str]:
-    """Describe the requests of group members that are not met, in one sentence for each request."""
+    """Describe, in one sentence for each, the requests of group members that the group does not fulfil, such as the
+    request for another strategy."""
     said: list[str] = []
     if not view.requests:
         return said

@@ -24,7 +24,8 @@ class AppendLimit:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Count one append while the `with` block runs. Raises SystemBusyError if the limit is reached."""
+        """Count the `with` block as one running append, until the block ends. Raises SystemBusyError if the maximum
+        number of appends is already running."""
         self.begin()
         try:
             yield

@@ -45,8 +45,8 @@ class Electorate:
     `stores`: the members of the sync-state set, each with the id of its directory. `accounts`: the reports of the
     replicas that answer. `fresh`: the replicas that were queried after a master was needed; an older report may come
     from a process that has ended since the report. `able`: the replicas that are allowed to become the master.
-    `graced`: True if the replicas that do not answer have had enough time. `unclean`: True if messages may be lost
-    although a member does not answer.
+    `graced`: True if the replicas that do not answer have had enough time to answer. `unclean`: True if a master may be
+    chosen although a member does not answer, so that messages may be lost.
     """
 
     replicas: frozenset[int]
@@ -106,8 +106,8 @@ class Electorate:
 
 
 def _with_floor(state: ReplicaState, floor: int) -> ReplicaState:
-    """Return a replica's report with its confirm offset raised to `floor`, because everything before `floor` was
-    confirmed."""
+    """Return a replica's report with a confirm offset of at least `floor`. A lower confirm offset is raised to `floor`,
+    because everything before `floor` was confirmed."""
     return replace(state, confirm_floor=max(state.confirm_floor, floor))
 
 
@@ -134,7 +134,7 @@ def describe_lack(state: ReplicaState) -> str:
 
 
 def names(replicas: Iterable[int]) -> str:
-    """Format the numbers of replicas as text for a sentence."""
+    """Format replicas as text for a sentence: their numbers in ascending order, separated by commas."""
     return ", ".join(str(replica) for replica in sorted(replicas))
 
 

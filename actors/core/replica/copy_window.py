@@ -32,7 +32,7 @@ class CopyWindow:
 
     def __init__(self, position: int) -> None:
         self.next_offset = position
-        """The physical offset of the next log chunk to read."""
+        """The physical offset at which the next log chunk to copy to the slave begins."""
         self.acked_offset = position
         """The physical end offset of the log on the slave's disk, as last reported."""
         self.under_way = 0
@@ -57,8 +57,8 @@ class CopyWindow:
 
     @property
     def must_tell(self) -> bool:
-        """True if the slave's newest acknowledged offset must be sent to the master in its own message now, because no
-        request for a chunk will contain it soon."""
+        """True if the slave's newest acknowledged offset must be sent to the master in a separate message now. Usually
+        the next request for a chunk contains this offset, but no such request can be made at present."""
         return self.acked_offset > self._told_offset and not self.may_ask
 
     def told(self, *, asked: bool) -> None:

@@ -1,5 +1,5 @@
-"""Decides when a master may send a hole of its log (a damaged range that is kept) to a slave, because no replica can
-repair it now.
+"""Decides when a master may send a hole of its log (a damaged range that is kept) to a slave. It may do so only if no
+replica can repair the hole now.
 
 A hole is repaired if any replica has the intact bytes. Each Replicator checks every few seconds, and reports to the
 master each hole for which its slave has no intact bytes. The master sends the damaged bytes only if
@@ -8,10 +8,10 @@ master each hole for which its slave has no intact bytes. The master sends the d
   - every member of the sync-state set, and every replica in sync, has reported that it lacks the bytes.
 
 A member that does not answer leaves the sync-state set within seconds, if the Controller agrees; until then the slave
-waits. If a replica with the intact bytes returns later, it still has them, and repairs the other replicas: a hole is
-appended only at the end of a log.
+waits. A replica with the intact bytes may return later. It still has them, because a hole is only appended at the end
+of a log, never written over intact bytes. This replica then repairs the other replicas.
 
-No report survives the epoch: the next master collects new reports.
+Reports are valid only in one epoch: the next master collects new reports.
 """
 
 from __future__ import annotations

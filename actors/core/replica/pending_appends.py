@@ -42,8 +42,8 @@ class PendingAppends(Generic[TokenT]):
         return len(self._waiting)
 
     def add(self, started: Started, token: TokenT) -> None:
-        """Add an append that was started and still waits for the disk or for replicas. `token` identifies the request
-        to answer."""
+        """Remember an append that was started and still waits for the disk or for replicas. `token` identifies the
+        request to answer when the append has ended."""
         self._waiting.append((started, token))
 
     def settle(self, now_s: float) -> list[EndedAppend[TokenT]]:

@@ -17,8 +17,8 @@ from raymq.common.protocol.store import FetchRequest, FetchResult
 
 @dataclass(frozen=True, slots=True)
 class ReadRouting:
-    """Redirects the readers of one replica, depending on the replica's role. `others`: the storage actors to which
-    readers may be sent."""
+    """Decides, by a replica's role, from which storage actor its readers read next. `others`: the storage actors to
+    which readers may be sent."""
 
     is_master: bool
     others: Sequence[str] = ()

@@ -36,7 +36,7 @@ class RoleOrder(Enum):
 
 
 class EpochAge(Enum):
-    """How the epoch of an order compares with the replica's newest known epoch."""
+    """The comparison of an order's epoch with the replica's newest known epoch."""
 
     OLDER = -1
     SAME = 0
@@ -102,8 +102,8 @@ class ReplicaRoleState:
         self._lease_until_s = max(lease_until_s, self._lease_until_s)
 
     def follow(self, epoch: int, master: int) -> bool:
-        """Follow `master` in `epoch`. Returns True if this changes the role, the epoch or the master. Raises
-        NotMasterError if `epoch` is older than the newest known epoch, or if this replica leads in it."""
+        """Follow `master` in `epoch`. Returns True if the role, the epoch or the master changed. Raises NotMasterError
+        if `epoch` is older than the newest known epoch, or if this replica leads in `epoch`."""
         after = self._role_after(RoleOrder.FOLLOW, epoch)
         if master == self.replica:
             raise InvalidArgumentError(f"replica {master} of broker group {self._broker_name!r} cannot follow itself")
@@ -113,7 +113,7 @@ class ReplicaRoleState:
         return new
 
     def drain(self, epoch: int) -> None:
-        """Stop accepting appends until the next epoch, because another replica should lead.
+        """Stop accepting appends until the next epoch, so that another replica can become the master.
 
         Raises NotMasterError unless this replica is the master of `epoch`.
         """
@@ -139,13 +139,13 @@ class ReplicaRoleState:
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_chunk(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica follows in `epoch`, and so accepts chunks of that epoch's
-        master."""
+        """Raise NotMasterError unless this replica is a slave in `epoch`: only then does it accept chunks of that
+        epoch's master."""
         if self.role is not ReplicaRole.SLAVE or epoch != self.epoch:
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_asked(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica is the master of `epoch`, from whose log followers read. The master
-        needs no lease for this."""
+        """Raise NotMasterError unless this replica is the master of `epoch`, so that followers may read its log. For
+        these reads the master needs no lease."""
         if self.role is not ReplicaRole.MASTER or epoch != self.epoch:
             raise NotMasterError(self._broker_name, self.epoch)

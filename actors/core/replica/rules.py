@@ -45,8 +45,8 @@ class ReplicaRules:
         return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
-        """Create the record of the followers of a new master, whose sync-state set is `first` and whose log ends at
-        `end_offset`."""
+        """Create the object in which a new master records the progress of its followers. `first`: the master's
+        sync-state set. `end_offset`: the end of the master's log."""
         if not self.fixed_roles:
             return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)
         return FixedSyncState(

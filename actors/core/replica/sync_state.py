@@ -45,7 +45,8 @@ MARKS_MAX: Final = 512
 class StoreTimes:
     """The approximate times at which the bytes of one log were stored.
 
-    `end_offset`: the end of the log when this object is created, at `now_s`. Earlier bytes count as stored at `now_s`.
+    `end_offset`: the end of the log when this object is created, at `now_s`. The store times of earlier bytes are not
+    known; `now_s` is used for them.
     """
 
     def __init__(self, end_offset: int, now_s: float) -> None:
@@ -72,8 +73,8 @@ class StoreTimes:
 
     def _join_two(self, now_s: float) -> None:
         """Join two neighbouring marks of the list, so that the list stays short. A mark has a time and an end offset of
-        the log (see the module's docstring). The joined mark has the earlier time and the later end. The chosen pair is
-        the one whose join changes the ages of its bytes least, in relation to the ages."""
+        the log (see the module's docstring). The joined mark has the earlier time and the later end. A join makes bytes
+        look older than they are. The pair is chosen for which this error is smallest, relative to the age."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)
@@ -117,9 +118,9 @@ class MasterSyncState:
         proposed no change."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers whose copies the confirm offset already requires, although the master has not proposed them as
-        members of the sync-state set yet. For each follower: the id of its directory, and the time, in s, from which
-        the confirm offset requires its copies."""
+        """The followers that will soon become members of the sync-state set. The confirm offset already requires their
+        copies, but the master has not proposed them as members yet. For each follower: the id of its directory, and the
+        time, in s, from which the confirm offset requires its copies."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -129,8 +130,8 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """The replicas for whose copies the confirm offset waits: members of the sync-state set, proposed members, and
-        followers that will be proposed soon."""
+        """The replicas that must have copied a record before the confirm offset passes the record. They are the members
+        of the sync-state set, proposed members, and followers that will be proposed soon."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
@@ -165,8 +166,8 @@ class MasterSyncState:
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Record the replicas that do not answer the Controller. They are removed from the sync-state set without
-        waiting for `not_catchup_s`."""
+        """Record that some replicas do not answer the Controller. These replicas are removed from the sync-state set
+        without waiting for `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
@@ -200,8 +201,9 @@ class MasterSyncState:
     def decided(self, answer: SyncStateSet) -> None:
         """Record the sync-state set that the Controller returned as the set in force.
 
-        Only a set newer than the known set ends this master's current proposal. Before that, the Controller may still
-        accept the proposal. So the confirm offset also waits for the copies of all replicas in the proposed set.
+        If the returned set is newer than the set in force so far, this master's current proposal ends. Otherwise the
+        proposal stays open, because the Controller may still accept it. While it is open, the confirm offset also waits
+        for the copies of all replicas in the proposed set.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
@@ -209,8 +211,8 @@ class MasterSyncState:
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
-        """Return the lag of each follower. For bytes stored before this epoch, the start of the epoch is used as the
-        time at which they were stored."""
+        """Return the lag of each follower. The store times of bytes from earlier epochs are unknown here; the start of
+        this epoch is used for them."""
         return {
             name: FollowerLag(
                 max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
@@ -280,8 +282,8 @@ class FixedSyncState(MasterSyncState):
         return frozenset(near | {self._replica})
 
     def copies(self, end_offset: int) -> int:
-        """Return how many replicas, including this replica but without learners, have the log up to
-        `end_offset`."""
+        """Return the number of replicas that have the log up to `end_offset`. This replica is included; learners are
+        not."""
         others = sum(
             follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
         )

@@ -14,7 +14,7 @@ from typing import Final
 from raymq.common.protocol.transactions import TransactionCheck
 
 LIVE_S: Final = 10.0
-"""A producer that has not polled for this many seconds no longer counts as live."""
+"""Time in seconds since a producer's last poll after which the producer no longer counts as running."""
 CHECKS_WAITING_MAX: Final = 2000
 """Maximum number of transaction checks of one group that wait for a producer."""
 CHECKS_TAKEN_MAX: Final = 32
@@ -42,7 +42,8 @@ class CheckBoard:
         return list(self._asked_s)
 
     def put(self, checks: list[TransactionCheck]) -> None:
-        """Queue transaction checks for producers. A check replaces an earlier check of the same transaction."""
+        """Enqueue transaction checks (questions for a transaction's outcome), which producers take later. A check
+        replaces an earlier check of the same transaction."""
         for check in checks:
             waiting = self._waiting.setdefault(check.producer_group, {})
             waiting.pop(check.transaction_id, None)

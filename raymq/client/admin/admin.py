@@ -62,8 +62,8 @@ class SettingsAdmin(AdminBase):
         return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
 
     def unset_config(self, name: str, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Reset a live setting to the value in raymq.yaml, in all broker groups or in one. Returns and raises the same
-        as `set_config`."""
+        """Reset a live setting to the value in raymq.yaml, in all broker groups or in one. Returns the groups' settings
+        after the change, and raises the errors of `set_config`."""
         full = _live_name(name)
         return {group: self._call_broker(group, "unset_config", full) for group in self._groups_of(broker_name)}
 

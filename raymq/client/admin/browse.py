@@ -126,7 +126,8 @@ class _Stream:
             self._held = found[::-1]
             self._begin = following if moved else self._begin
             if not moved and result.max_offset <= start:
-                self._begin = self._end  # the queue now ends before this offset range, so nothing is left to read
+                # The queue now ends before the offset range that is being read, so nothing is left to read.
+                self._begin = self._end
             return
         self._part += found
         self._begin = min(max(self._begin, result.min_offset), self._end)
@@ -218,7 +219,7 @@ def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
 
 
 def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
-    """Return the stream whose first buffered message is next in the merge; None if no stream has a buffered
+    """Return the stream from which the merge must take the next message. Return None if no stream has a buffered
     message."""
     firsts = [(stream.first, stream) for stream in streams if stream.first is not None]
     if not firsts:

@@ -3,10 +3,10 @@
 Dead letters are stored in `%DLQ%group`, one queue per broker group, until retention deletes them. A replay sends a dead
 letter to its group again. Only this group consumes the message, as a first attempt, and the message keeps its id.
 
-A dead letter is not replayed twice, because each replay leaves a trace. If dead letters are replayed in order, the
-group's committed offset in the dead-letter queue lies after the last replayed dead letter. If the caller chose a dead
-letter by broker group, queue id and offset, its replay leaves a copy in the group's retry topic. The copy has the same
-id, a later store time and no attempts. A replay that is interrupted may send its last message twice.
+Each replay leaves a trace, so that no dead letter is replayed twice. If dead letters are replayed in order, the trace
+is the group's committed offset in the dead-letter queue, which lies after the last replayed dead letter. If the caller
+chose a dead letter by broker group, queue id and offset, the trace is the copy in the group's retry topic. The copy has
+the same id, a later store time and no attempts. A replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeadLetters(OfProcess):
     def __init__(
         self, group: str, routes: RouteCache, storages: StorageClients, require_group: Callable[[], object]
     ) -> None:
-        """`require_group` is called to raise GroupNotExistError if the group does not exist."""
+        """`require_group`: a function that raises GroupNotExistError if the group does not exist."""
         self._group = check_group(group)
         self._require_group = require_group
         self._routes, self._storages = routes, storages
@@ -141,8 +141,8 @@ class DeadLetters(OfProcess):
         max_messages: int | None = None,
         letters: Iterable[LetterPlace | DeadLetter] | None = None,
     ) -> Iterator[Replayed]:
-        """Replay dead letters: send each dead letter to its group again, at most `rate` per second. Yields the result
-        of each.
+        """Replay dead letters: send each dead letter to its group again, at most `rate` per second. Yields one result
+        for each dead letter.
 
         Without `letters`, replays all dead letters that were not replayed yet. A damaged dead letter yields an error,
         and the replay continues. At any other error, the replay yields the error and stops. The next replay begins with
@@ -150,7 +150,7 @@ class DeadLetters(OfProcess):
 
         With `letters`, replays the chosen dead letters in the given order. If a dead letter fails or was replayed
         before, its result has an error, and the replay continues. Raises InvalidArgumentError, before anything is sent,
-        if a place has no dead letter.
+        if no dead letter is stored at the place (broker group, queue id and offset) of one of `letters`.
         """
         pace = _Pace(rate)
         if letters is not None:

@@ -58,8 +58,8 @@ class DelayedAdmin(AdminBase):
 
     @bounded(begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS, limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
-        """Return the current delayed messages: counts of all, and the first `limit` messages due from `begin_ms` on and
-        before `end_ms` (ms since 1970).
+        """Return the current delayed messages: the counts of all delayed messages, and the first `limit` messages that
+        are due from `begin_ms` on and before `end_ms` (ms since 1970).
 
         Raises InvalidArgumentError if an argument is out of range. Raises ServiceNotAvailableError or
         RequestTimeoutError while a broker group has no master.

@@ -181,8 +181,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         self.group_config(group)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, True)
-        # Tell the group's members to query the brokers about their queues, as after an offset reset. So they stop
-        # reading the forbidden topic at once.
+        # Let the group's members query the brokers about their queues, as after an offset reset. The answers also show
+        # which queues the group may read, so the members stop reading the forbidden topic at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
@@ -193,8 +193,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
-        # Make the group's members query the brokers about their queues, so that they resume reading the allowed topic
-        # at once.
+        # Make the group's members query the brokers about the queues of the group. The members then resume reading the
+        # allowed topic at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def forbidden_topics(self, group: str) -> list[str]:
@@ -327,8 +327,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._connections("consumer_connections", group)
 
     def _connections(self, method: str, group: str | None) -> list[Any]:
-        """Collect the client connections of all brokers. Each client sends heartbeats to all brokers, but a broker may
-        have missed some of them."""
+        """Collect the client connections that the brokers report, without duplicates. All brokers are asked: each
+        client sends heartbeats to all of them, but a broker may have missed some heartbeats."""
         found: dict[Any, Any] = {}
         for broker_name in self._broker_names():
             for connection in self._call_broker(broker_name, method, group):

@@ -108,8 +108,8 @@ class MemberAdmin(GroupAdmin):
         return outcome
 
     def _connections_of(self, group: str, member: str | None) -> list[ConsumerConnection]:
-        """Return the connections of a group's live members. With `member`, returns only the connections of the member
-        or client with this name."""
+        """Return the connections of a group's live members. `member`, if given, is a member's name or a client's id,
+        and selects the connections of this member or client."""
         known = self.consumer_connections(check_group(group))
         found = [one for one in known if member is None or member in (one.client_id, one.consumer.member)]
         if member is not None and not found:

@@ -208,7 +208,7 @@ class Arrived:
 
 
 class TailAdmin(AdminBase):
-    """The administration call that tails a topic. It changes nothing."""
+    """The administration call that follows a topic's newest messages (tail). The call only reads."""
 
     @bounded(positions=NOT_NEGATIVE, max_messages=NumberRange(1, TAIL_MESSAGES_MAX))
     def tail(

@@ -6,7 +6,7 @@
 
 Returned lists contain only the topics and groups of the namespace. They leave out names of other namespaces and raymq's
 internal names. All calls of `Admin` use the same translation of names. A new call of `Admin` needs no change in this
-module if its parameters and fields are named as in other calls. A test compares the names.
+module if its parameters and fields are named as in other calls. A test checks that they are.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ are names."""
 NAMES_RETURNED: Final = frozenset(
     "list_topics list_groups forbidden_topics topic_attributes topic_routes group_stats light_queues".split()
 )
-"""Calls of Admin that return names of topics, groups or queues, or a mapping whose keys are such names."""
+"""Names of Admin's calls that return topic, group or queue names, either directly or as the keys of a mapping."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""Attributes of an element in a list that Admin returns. The name of a topic, group or queue in such an attribute shows
+"""Names of attributes that the elements of Admin's lists may have. The topic, group or queue in such an attribute shows
 to which namespace the element belongs."""
 
 

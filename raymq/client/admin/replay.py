@@ -5,10 +5,10 @@
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
 The store reports which copies it already has, so a repeated replay continues after these copies. A store remembers the
-latest sequences of `dedup_producers_max` pairs of producer id and queue. It forgets a replay after that number of later
-pairs. If the target gets more queues, copies may go to other queues. A copy has its message's id, tags, keys and
-properties, and ORIGIN_MESSAGE_ID. A copy for a group also names the message's topic (RETRY_TOPIC), as a retried message
-does.
+latest sequences of `dedup_producers_max` pairs of producer id and queue. After that number of newer pairs, the store
+has forgotten the replay's copies. If queues are added to the target, a repeated replay may send copies to other queues
+than before. A copy has the id, tags, keys and properties of its message, and the property ORIGIN_MESSAGE_ID. A copy for
+a group also names the message's topic (RETRY_TOPIC), as a retried message does.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ReplayAdmin(MessageAdmin):
                 try:
                     result = self.pull(queue, offset, max_messages=min(_READ, end - offset))
                 # Retention has deleted messages after the offset range of the replay was chosen. Skip the deleted
-                # messages from `offset` on.
+                # messages: continue at the queue's first existing offset.
                 except OffsetOutOfRangeError as error:
                     offset = max(error.min_offset, offset + 1)
                     continue
@@ -355,8 +355,8 @@ def _by_queue(found: Sequence[MessageExt]) -> Iterator[tuple[MessageQueue, list[
 
 
 def _number(message: MessageExt) -> int:
-    """Return a number that identifies a message within its queue: its offset. For a damaged message without an offset,
-    returns a negative number made of its physical offset."""
+    """Return a number that identifies a message within its queue. It is the message's queue offset. For a damaged
+    message, whose queue offset is unknown, it is a negative number computed from the physical offset."""
     return message.queue_offset if message.queue_offset >= 0 else -message.physical_offset - 1
 
 

@@ -49,8 +49,8 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 TOPICS_PER_CALL: Final = 500
 """Maximum number of topics that one call to a broker creates."""
 BROKERS_KEPT_S: Final = 1.0
-"""Time in seconds for which TopicAdmin caches the list of broker groups. New topics are spread over these
-groups."""
+"""Time, in seconds, for which TopicAdmin caches the list of broker groups. It uses the list to spread new topics over
+the groups."""
 
 T = TypeVar("T")
 
@@ -65,8 +65,7 @@ class QueueDescription:
 
     @property
     def messages(self) -> int:
-        """The number of offsets between the queue's minimum and maximum offset, which is its number of
-        messages."""
+        """The number of messages in the queue, counted as its maximum offset minus its minimum offset."""
         return self.max_offset - self.min_offset
 
 
@@ -227,8 +226,8 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
 
     def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Send to each broker of a topic how many queues the topic has at every broker. Called after the new queues
-        exist, so that no sharding key selects a queue that does not exist yet."""
+        """Send the topic's number of queues in each broker group to all brokers of the topic. Called only after new
+        queues exist. Otherwise a sharding key could select a queue that does not exist yet."""
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 

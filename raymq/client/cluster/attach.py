@@ -159,8 +159,8 @@ _own_workers: Final[list[str]] = []
 
 @contextmanager
 def described_as_utf8() -> Iterator[None]:
-    """Let this process connect to Ray although an argument of its command line is not UTF-8. Ray sends the command line
-    to the GCS as UTF-8 text; for this process, bytes that are not UTF-8 are replaced in it by escapes."""
+    """Let this process connect to Ray even if an argument of its command line is not UTF-8. Ray sends the command line
+    to the GCS as UTF-8 text. Inside the block, bytes that are not UTF-8 are replaced by escapes in this text."""
     module: Any = ray._private.utils
     original = module.get_entrypoint_name
     module.get_entrypoint_name = lambda: original().encode(errors="backslashreplace").decode()

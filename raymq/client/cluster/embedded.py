@@ -147,8 +147,8 @@ def _process_token() -> str:
 
 
 def _init_ray(directory: str) -> None:
-    # Set Ray's constant ENABLE_RAY_CLUSTER itself. Ray read it from the environment when Ray was imported, and uses the
-    # constant at each start.
+    # Set the constant ENABLE_RAY_CLUSTER in Ray's module. Setting the environment variable would be too late: Ray has
+    # read it when Ray was imported, and only uses the constant at a start.
     constants: Any = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
@@ -205,7 +205,7 @@ def _set_foreground(group: int) -> None:
     # The signal SIGTTOU stops a background process that takes the terminal. So block this signal first.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
-        with contextlib.suppress(OSError):  # ignore the error: the terminal may be closed
+        with contextlib.suppress(OSError):  # the terminal may already be closed
             os.tcsetpgrp(sys.stdin.fileno(), group)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

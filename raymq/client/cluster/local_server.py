@@ -75,10 +75,10 @@ def up(
     """Start raymq with all stores in the data directories, except the stores in `leave_out`. A repeated call changes
     nothing, and its result says so.
 
-    With `wait_nodes`, first wait until the Ray cluster has this number of nodes; with `placement.node_label`, only
-    nodes with that label count, because only they may hold stores. With `wait_nodes`, this call starts no Ray, because
-    that Ray would have one node only. Raises ConfigError before anything is started. If the servers do not start, a Ray
-    that this call started is stopped again.
+    With `wait_nodes`, first wait until the Ray cluster has this number of nodes. If the setting `placement.node_label`
+    is set, only nodes with this label are counted, because only they may hold stores. With `wait_nodes`, this call
+    starts no Ray, because that Ray would have one node only. Raises ConfigError before anything is started. If the
+    servers do not start, a Ray that this call started is stopped again.
     """
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups, leave_out=tuple(leave_out) or None)
     head = None
@@ -198,7 +198,7 @@ def _start_ray() -> RayHead:
     directory = run_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
-    # Remove credentials from the environment: every Ray worker inherits it and runs jobs of any user.
+    # Remove credentials from the environment: every Ray worker inherits the environment, and runs jobs of any user.
     for name in CREDENTIAL_VARIABLES:
         environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:

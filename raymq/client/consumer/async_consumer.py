@@ -46,8 +46,8 @@ class AsyncConsumer(OfProcess, Generic[Twin]):
     """Name of the method of Client that creates a consumer of this class."""
 
     def __init__(self, twin: Twin, engine: ConsumerEngine, *, threads: int, name: str) -> None:
-        """Start the consumer's pool of threads. `threads`: maximum number of concurrent calls. `name`: the consumer
-        group, used as suffix of the thread names."""
+        """Start the consumer's pool of threads. `threads`: maximum number of concurrent calls. `name`: the name of the
+        consumer group, with which the threads' names end."""
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -80,8 +80,8 @@ def awaited(
     async def call(self: AsyncConsumer[Twin], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await self._call(partial(method, self._twin, *arguments, **keywords))
 
-    # Do not copy the blocking method's attribute `is_aside`, and remove `__wrapped__`. Otherwise, code that inspects
-    # `call` would treat it as the blocking method, not as a coroutine function.
+    # `call` must look like a coroutine function to code that inspects it, not like the blocking method. So do not copy
+    # the blocking method's attribute `is_aside`, and remove `__wrapped__`.
     update_wrapper(call, method, updated=())
     del call.__wrapped__  # type: ignore[attr-defined]
     call.__signature__ = signature(method)  # type: ignore[attr-defined]
@@ -91,7 +91,8 @@ def awaited(
 def submit_call(
     pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop
 ) -> tuple[Future[T], asyncio.Future[T]]:
-    """Start a call in a thread of a pool. Returns the concurrent future and the event loop's future.
+    """Start a call in a thread of a pool. Returns the call's concurrent future, and an asyncio future of `loop` with
+    the same result.
 
     Call this function in a helper thread. If a signal handler interrupted it, the pool could lose a thread that is
     starting, or the event loop might never get the result.

@@ -45,11 +45,11 @@ GONE_PAUSE_S: Final = 0.1
 """Pause in s after a fetch from an offset that the queue no longer has. A storage actor answers such a fetch at once.
 The consumer may not be able to move to another offset yet, so without this pause it would fetch in a busy loop."""
 LOSS_PAUSE_S: Final = 1.0
-"""Time in s for which a queue is not fetched if its next message is lost. Each fetch from such a queue costs the other
-queues an extra call."""
+"""Time in s for which the consumer does not fetch from a queue whose next message is lost. Such a queue can make a
+fetch of several queues fail. The consumer must then fetch from each of these queues in a separate call."""
 READERS_MAX: Final = 3
-"""Maximum number of reader threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits
-until one long poll ends."""
+"""Maximum number of reader threads per storage actor. If all of these threads wait in long polls, a queue that is added
+is not read before one of the long polls ends."""
 FURTHER_AFTER_S: Final = 0.005
 """Time in s that a further reader thread waits before it fetches from a newly wanted queue. The first reader thread
 fetches from several queues in one call. Unless it waits in its long poll, its call returns within this time, and it
@@ -59,8 +59,9 @@ OTHERS_TIMEOUT_S: Final = 3.0
 """Timeout in s of a fetch whose queues can also be read from another replica. Without another replica, the timeout is
 FETCH_CALL_TIMEOUT_S."""
 WAKE_INTERVAL_S: Final = 0.02
-"""Maximum delay in s of a queue's first read after its storage actor was found. In this time the finder thread may find
-storage actors of other queues. Each wake-up of the readers checks every assigned queue, so queues share a wake-up."""
+"""After a queue's storage actor is found, the queue's first read may be delayed up to this time, in s. Then one wake-up
+of the readers serves all queues whose storage actors are found within this time. This saves work, because each wake-up
+checks every assigned queue."""
 CONSUMER_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
@@ -74,12 +75,13 @@ _Source = tuple[str, GroupPredicate | None]
 
 
 class _Readers:
-    """The reader threads of one storage actor that use the same predicate or no predicate. Includes the positions
-    (queue and offset) from which they are fetching now."""
+    """A group of reader threads of one storage actor. All threads of the group use the same predicate, or none uses a
+    predicate. The object also contains the positions (queue and offset) from which the threads are fetching now."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Guards all attributes of these reader threads."""
+        """Lock that guards all attributes of this object, which represents the reader threads of one storage
+        actor."""
         self.first = threading.Condition(self.lock)
         """Condition on which the first reader thread waits while no queue may be fetched."""
         self.further = threading.Condition(self.lock)
@@ -128,8 +130,8 @@ class Fetcher:
         self._in_place = in_place
         self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
-        """For each queue whose next message is lost: the message's offset, and the time until which the offset is not
-        fetched."""
+        """For each queue whose next message is lost: the message's offset, and the time until which the consumer does
+        not fetch from this offset."""
         self._predicate = predicate
         self._wanted = wanted
         self._assigned = assigned
@@ -147,7 +149,7 @@ class Fetcher:
         """Queues whose storage actor must be searched again. If a search already runs for such a queue, its result is
         outdated."""
         self._alone: dict[str, bool] = {}
-        """For each storage actor, True if it is the only replica that its queues can be read from."""
+        """For each storage actor: True if no other replica serves reads of the actor's queues."""
         self._readers: dict[_Source, _Readers] = {}
         """The reader threads for each pair of storage actor and predicate (source)."""
         self._stopped = threading.Event()
@@ -357,8 +359,8 @@ class Fetcher:
         positions: Sequence[FetchPosition],
         timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
-        """Fetch from each queue in a separate call, because the common call failed for one of the queues. Returns the
-        queues and offsets that were answered, and their results."""
+        """Fetch from each queue in a separate call, because one call for all these queues failed for one of them.
+        Returns the queues and offsets that were answered, and their results."""
         answered, results = [], []
         for queue, offset in positions:
             try:
@@ -385,8 +387,8 @@ class Fetcher:
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Find the storage actor of a queue again if storage actor `name` answered that the consumer should read the
-        queue from another replica. `results` has one answer for each of `queues`."""
+        """Search again for the storage actors of queues that the consumer should read from another replica. Storage
+        actor `name` has answered so in `results`, which has one result for each of `queues`."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -409,8 +411,8 @@ class Fetcher:
                 self._names.pop(queue, None)
 
     def _source_of(self, queue: MessageQueue) -> _Source | None:
-        """Return the storage actor and predicate to read a queue with; None while the queue's storage actor is
-        unknown."""
+        """Return the storage actor from which to read a queue, and the predicate that selects the queue's messages.
+        Returns None while the queue's storage actor is unknown."""
         name = self._name_of(queue)
         return None if name is None else (name, self._predicate(queue))
 
@@ -467,8 +469,8 @@ class Fetcher:
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:
-            # Skip this queue. No storage actor was found for another queue of the same broker group, so a search for
-            # this queue would only wait and fail too.
+            # The search has already found no storage actor for another queue of this broker group. A search for this
+            # queue would only wait and fail too, so skip the queue.
             if queue.broker_name in silent:
                 missed.add(queue)
                 continue

@@ -70,9 +70,9 @@ class GroupOffsets:
         timeout_s: float = OFFSETS_TIMEOUT_S,
     ) -> dict[MessageQueue, QueueOffset]:
         """Return the start offsets of many queues, as `start_offset` does. `generations`: the generation that granted
-        each queue. The brokers are called one after another. The result omits queues whose topic does not exist or may
-        not be read; `start_offset` raises the reason. Raises GroupNotExistError if the group does not exist. If a
-        broker is unreachable, its error is raised for all queues."""
+        each queue. The brokers are called one after another. The result omits queues whose topic does not exist, and
+        queues that the group is not allowed to read; `start_offset` raises the reason. Raises GroupNotExistError if the
+        group does not exist. If a broker is unreachable, its error is raised for all queues."""
         tables: dict[str, dict[str, dict[int, int]]] = {}
         for queue, generation in generations.items():
             tables.setdefault(queue.broker_name, {}).setdefault(queue.topic, {})[queue.queue_id] = generation

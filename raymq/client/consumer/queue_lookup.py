@@ -100,7 +100,8 @@ class QueueLookup:
 
 
 QueueChangeListener = Callable[[str, list[MessageQueue]], None]
-"""Listener that is called with a topic and the topic's queues, sorted, after the queues have changed."""
+"""Listener for changes of a topic's queues. After a change it is called with the topic's name and the present queues,
+sorted."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Measures a consumer's ready messages (messages that it could fetch but has not fetched): their number, and the age of
 the first message.
 
-For metrics only. Every 10 s, one call per broker group requests these values for all queues that may have ready
-messages. If a queue's fetch waits for a message, all messages of the queue were fetched, so no call includes this
-queue.
+The values are used only for metrics. Every 10 s, one call per broker group requests them for all queues that may have
+ready messages. If a fetch of a queue is waiting for a message, the queue has no ready messages, so it is left out of
+the call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ QUEUES_MAX: Final = 1024
 """Maximum number of queues for which one call to a broker group requests the number and age of ready messages. For
 further queues, the metrics keep their last values."""
 FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
-"""Maximum bytes that one call reads of the first ready messages of queues, in order to report their age. If a queue's
-first message is not read, its age stays unknown."""
+"""Maximum number of bytes that one call reads to find the age of ready messages. The call reads the first ready message
+of each queue. If a queue's message is not read because of this limit, the age of the queue's messages stays unknown."""
 READY_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)

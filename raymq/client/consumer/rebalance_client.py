@@ -57,8 +57,8 @@ SOON_S: Final = 0.05
 """First pause in s before the next heartbeat, if the group's answer was incomplete. The pause doubles with each further
 incomplete answer."""
 TURNS_MAX: Final = 3
-"""Maximum number of times in a row that a heartbeat is resent without a pause (with a new session, or to another
-actor)."""
+"""Maximum number of consecutive times that a heartbeat is sent again without a pause. A heartbeat is sent again with a
+new session, or to another actor."""
 CHECK_TIMEOUT_S: Final = 1.0
 """Timeout in s of the check that the members of a group have the same subscription. A consumer makes this check before
 it joins its group."""
@@ -133,8 +133,8 @@ class HeartbeatElision:
         return self._heard
 
     def heard(self, heartbeat: GroupHeartbeat, answer: GroupAssignment) -> None:
-        """Record the group's answer to a heartbeat. `heartbeat` is given without session, sequence and
-        generation."""
+        """Record `answer`, the group's answer to the member's `heartbeat`. The fields session, sequence and generation
+        of `heartbeat` are not set."""
         settled = answer.queues == heartbeat.holding and not answer.incomplete and not heartbeat.leaving
         self._said, self._heard = (heartbeat, answer) if settled else (None, None)
 
@@ -161,7 +161,8 @@ class Membership:
         self._session = self._sequence = self._generation = 0
         self._steadiness = HeartbeatElision()
         self._saying: GroupHeartbeat | None = None
-        """The full heartbeat in flight, without session, sequence and generation."""
+        """The last full heartbeat that this member has sent, as it was before session, sequence and generation were
+        set. None before the first full heartbeat."""
         self._turns = 0
         self._pause_s = SOON_S
         self._silent_since_s = time.monotonic()
@@ -184,8 +185,8 @@ class Membership:
 
     def numbered(self) -> Heartbeat | None:
         """Return the member's next heartbeat, with the member's session, the next sequence number and the latest
-        generation of the group. The heartbeat is short if its content has not changed since the last one. Returns None
-        if the member sends no heartbeat now."""
+        generation of the group. The heartbeat is short if its content has not changed since the previous heartbeat.
+        Returns None if the member sends no heartbeat now."""
         heartbeat = self.farewell or self.source.next_heartbeat()
         if heartbeat is None:
             return None
@@ -280,7 +281,8 @@ class RebalanceClient:
         return membership
 
     def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
-        """Check the member's subscriptions with the group (see the function `check_expressions`)."""
+        """Check that the member's subscriptions agree with the other members' subscriptions (see the function
+        `check_expressions`)."""
         check_expressions(group, member, expressions)
 
     def wake(self, membership: Membership) -> None:
@@ -406,8 +408,8 @@ class RebalanceClient:
         """Set the times of the members' next heartbeats, and assign each member to the thread that sends its
         heartbeats."""
         interval_s, now_s = MEMBER_HEARTBEAT_INTERVAL_S, time.monotonic()
-        # All members send at the same time of each second, whenever they joined. So one call carries all their
-        # heartbeats.
+        # The heartbeats of all members are sent at the same moment of each second, whenever the members joined. So one
+        # call carries all of them.
         usual_s = now_s + interval_s - (now_s + self._phase_s) % interval_s
         with self._lock:
             for membership, pause_s in pauses:

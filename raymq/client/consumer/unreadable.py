@@ -13,8 +13,8 @@ from raymq.common.errors import BodyUnreadableError
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 LOG_PAUSE_S: Final = 10.0
-"""Minimum time in s between two log lines of a consumer about unreadable messages. A line has the number of messages
-that were not logged since the previous line."""
+"""Minimum time, in seconds, between two log lines of a consumer about unreadable messages. A log line contains the
+number of unreadable messages that were not logged since the previous line."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class UnreadableLog:
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._clock = group, clock
         self._lock = threading.Lock()
-        """Guards the attributes that `__init__` assigns after this lock."""
+        """Lock that guards the attributes that `__init__` assigns after it."""
         self.count = 0
         """Number of unreadable messages that were counted so far."""
         self._unlogged = 0

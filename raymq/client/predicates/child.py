@@ -52,8 +52,8 @@ class PredicateMain:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
-        """Monotonic time after which the next call of the predicate function must reset the alarm timer, which ends a
-        call that takes too long."""
+        """The alarm timer ends a call of the predicate function that takes too long. The first call after this
+        monotonic time must reset the timer."""
 
     def evaluate(self, frame: Evaluate) -> PredicateAnswer:
         """Call the predicate function for each record that the Evaluate request names, within the request's time limit.

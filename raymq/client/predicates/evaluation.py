@@ -25,11 +25,12 @@ REASON_MAX: Final = 1000
 
 
 class Calls(NamedTuple):
-    """Result of calling a predicate for messages, in order. The predicate has decided on the first `decided` messages.
+    """Result of calling a predicate for messages, in order. `decided`: the predicate has decided on this number of
+    messages, from the first on.
 
     `failure`: why the predicate did not decide on the next message; empty if it was not called for a further message.
-    `failures`: number of messages on which the predicate failed and `on_error` decided; `last_failure` is the reason of
-    the last such failure.
+    `failures`: number of messages on which the predicate failed, so that `on_error` decided. `last_failure`: the reason
+    of the last of these failures.
     """
 
     decided: int

@@ -42,9 +42,10 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evaluate(msgspec.Struct, frozen=True, array_like=True):
-    """Frame with the records for which the process calls the predicate function, within `budget_s`. The records are
-    given either as `places` in the files of `log`, or as `records`: complete records without gaps, of these `sizes`
-    (int64, in bytes). `body_max_bytes`: the runner's limit for a decompressed body."""
+    """Frame that requests calls of the predicate function for some records. `budget_s`: the time for these calls. The
+    frame has either the `places` of the records in the files of `log`, or the complete `records` themselves. `records`
+    has no gaps between the records; `sizes` has their sizes in bytes (int64). `body_max_bytes`: the runner's limit for
+    a decompressed body."""
 
     broker_name: str
     budget_s: float

@@ -45,12 +45,12 @@ def keep(
     until_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> MatchingRecords:
-    """Return the records of `found` that match the filter that `decide` applies. `next_offset`: the queue offset after
-    `found`.
+    """Filter `found`, and return the matching records. `decide` applies the filter. `next_offset`: the queue offset
+    after `found`.
 
-    Returns at most `max_messages` records of at most `max_bytes`, but at least one record if any matches. Stops at
-    `until_s` on `clock`, but not before the first check. The records of `found` that remain for a later call begin at
-    the result's `next_offset`.
+    Returns at most `max_messages` records of at most `max_bytes` together, but at least one record if any matches.
+    Stops when `clock` reaches `until_s`, but checks some records in any case. If records of `found` remain for a later
+    call, the result's `next_offset` is the offset of the first remaining record.
     """
     kept = MatchingRecords(next_offset)
     for piece in found:

@@ -156,15 +156,16 @@ def _without_function(
 
 DIGITS: Final = 12
 _DEPTH_MAX: Final = 16
-"""Maximum nesting depth of values in a predicate's fingerprint. Of deeper values, only the types are included."""
+"""Maximum depth to which the fingerprint of a predicate includes nested values. Of values that are nested more deeply,
+it includes only the types."""
 
 _EMPTY_CELL: Final = CellType()
 
 
 def fingerprint(function: Any) -> str:
-    """Return hexadecimal digits that identify what a function does. They are computed from its code and constants, its
-    defaults, and the values and functions of the program that it uses. Of objects of other kinds, only the types count.
-    """
+    """Return hexadecimal digits that identify the behaviour of a function. They are computed from the function's code,
+    constants and defaults, and from the values and functions of the program that it uses. Of other objects that it
+    uses, only the types are included."""
     digest = hashlib.sha256()
     for part in _parts(function, frozenset()):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\x00")

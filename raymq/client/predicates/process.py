@@ -45,8 +45,8 @@ GRACE_S: Final = 2.0
 process ends itself, unless it hangs or has changed the handling of SIGALRM."""
 END_TIMEOUT_S: Final = 5.0
 COPIED_MAX_BYTES: Final = 8 << 20
-"""Maximum bytes of records that are sent to a predicate's process at a time if the process cannot read them in place. A
-single record may be larger."""
+"""Maximum bytes of records that are sent to a predicate's process at a time. Records are sent if the process cannot
+read them from the store's mapped files. A single record may be larger."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class PredicateProcess:
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
         self._lock = threading.Lock()
-        """Guards all attributes that `__init__` assigns after this lock. Held while the predicate's function
+        """Lock that guards all attributes that `__init__` assigns after it. Held while the predicate's function
         runs."""
         self._backoff = Backoff(0.1, 5.0)
         """Pause between the starts of predicate processes that end without an answer."""
@@ -127,8 +127,8 @@ class PredicateProcess:
         send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
-            # The time limit applies to each message. So the process has hung only if its message index has not
-            # advanced.
+            # The time limit applies to the check of one message. While the index of the checked message grows, the
+            # process is not hanging.
             connection.settimeout(self._predicate.timeout_s + GRACE_S)
             try:
                 first = connection.recv(1, socket.MSG_PEEK)

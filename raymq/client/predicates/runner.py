@@ -113,8 +113,8 @@ class PredicateRunner:
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    # Ray must not restart this runner actor. The next fetch creates another runner, on the node where the storage actor
-    # then runs.
+    # Ray must not restart a runner actor that has ended. Instead the next fetch creates another runner, on the node on
+    # which the storage actor runs at that time.
     "max_restarts": 0,
     "max_task_retries": 0,
     "num_cpus": 0,

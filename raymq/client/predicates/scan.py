@@ -55,7 +55,8 @@ argument is the log in whose mapped files the records lie, or None."""
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed(FetchResult):
-    """Fetch result of a queue if the predicate failed to decide on the queue's next message."""
+    """Result of a fetch from a queue if the predicate has failed: it gave no decision about the queue's next
+    message."""
 
     error: PredicateFailedError | None = None
 
@@ -147,8 +148,8 @@ class PredicateScan:
         return FetchResult(status, *bounds, records, kept.count, result.pull_from)
 
     def _decide(self, queue: MessageQueue, records: LocatedRecords, until_s: float, log: StoreLog | None) -> Evaluated:
-        """Call the predicate function for a queue's records. Stops before the first message on which the function's
-        process has recently ended."""
+        """Call the predicate function for a queue's records. If the function's process recently ended while it checked
+        one of these messages, stop before the first such message."""
         endings = self._lately(queue)
         for row in np.flatnonzero(np.isin(records.offsets, list(endings))).tolist()[:1]:
             if not row:
@@ -160,8 +161,8 @@ class PredicateScan:
         return evaluated
 
     def _lately(self, queue: MessageQueue) -> dict[int, str]:
-        """Return the reason, by offset, for each message of a queue on which the predicate function's process has
-        recently ended."""
+        """Return the messages of a queue that recently ended the process of the predicate function. The result maps
+        each message's offset to the reason why the process ended."""
         with self._lock:
             endings, now_s = self._endings.get(queue), self._clock()
             return {} if not endings else {at: why for at, (why, until_s) in endings.items() if until_s > now_s}

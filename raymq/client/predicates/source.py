@@ -49,8 +49,8 @@ class GroupPredicate:
 
 
 class PredicateStorage:
-    """Fetches from one storage actor through a predicate. `fetch` and `find` work as StorageClient's methods with these
-    names, but may also return FetchFailed results. Thread-safe."""
+    """Client of one storage actor that reads only the messages that match a predicate. `fetch` and `find` work like the
+    StorageClient methods of the same names, but may also return FetchFailed results. Thread-safe."""
 
     def __init__(self, storage: StorageClient, group_predicate: GroupPredicate) -> None:
         self._storage = storage
@@ -82,8 +82,9 @@ class PredicateStorage:
             return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            # The PredicateRunner actor has ended. Send a fetch of 0 bytes to its storage actor. If the storage actor
-            # has ended too, this call raises that error and updates the StorageClient.
+            # The PredicateRunner actor has ended, and its storage actor may have ended too. Send a fetch of 0 bytes to
+            # the storage actor: if the storage actor has ended, this call raises its error and updates the
+            # StorageClient.
             self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 

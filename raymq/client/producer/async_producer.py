@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _RouteRequest = tuple[str, bool, float]
-"""Key of a running fetch of a topic's route: the topic, True if the send's destination chooses one of its queues, and
-the timeout in seconds."""
+"""Key of a running fetch of a topic's route: the topic, a flag, and the timeout in seconds. The flag is True if the
+send chooses one of the topic's queues: by a sharding key, a selector or the queue itself."""
 
 T = TypeVar("T")
 
@@ -243,11 +243,12 @@ class AsyncProducer(OfProcess):
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        # Replace a fetch of the route that has ended. An interrupt at the start of a fetch can leave the ended fetch in
-        # `_fetching`.
+        # Start a new fetch of the route if the fetch in `_fetching` has already ended. An ended fetch can remain there
+        # if an interrupt came at its start.
         if fetching is None or fetching.done():
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
-            # Read the fetch's error even if all waiting sends were cancelled. Otherwise asyncio logs an unread error.
+            # Read the error of the route's fetch even if all sends that waited for the route were cancelled. Otherwise
+            # asyncio logs an unread error.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(fetching)
 

@@ -69,13 +69,14 @@ class BufferPool:
         self._waiters: deque[BufferWaiter] = deque()
         self.generation = 0
         """Number of the current generation of batches and sends that hold buffer space. Each flush begins a new
-        generation, for which that flush does not wait."""
+        generation; the flush waits only for batches and sends of earlier generations."""
         self._holders: defaultdict[int, int] = defaultdict(int)
-        """Number of batches and sends that hold buffer space, by generation. While no flush waits, only one generation
-        exists."""
+        """Number of batches and sends that hold buffer space, by generation. Each flush begins a new generation of
+        holders, so while no flush waits, only one generation exists."""
         self._flushes: list[tuple[int, Future[None]]] = []
-        """Waiting flushes, oldest first. For each flush: the last generation of batches and sends for which it waits,
-        and the flush's future."""
+        """Waiting flushes, oldest first. For each flush: the number of the last generation whose batches and sends must
+        end before the flush ends, and the flush's future. A generation contains the batches and sends that began
+        between two flushes."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
         """Allocate buffer space for `count` messages that cost `cost_bytes` together, without waiting.
@@ -141,7 +142,8 @@ class BufferPool:
 
     def take(self, waiter: BufferWaiter) -> int | None:
         """Transfer to the caller the buffer space that was granted to a waiter (a waiting send). Returns the space's
-        generation; None if the waiter was removed or has no space yet."""
+        generation, which decides which flushes wait until the space is free. Returns None if the waiter was removed or
+        has no space yet."""
         with self._lock:
             if waiter.removed or waiter.generation < 0:
                 return None
@@ -166,8 +168,8 @@ class BufferPool:
         return flush
 
     def full_error(self, timeout_s: float) -> SystemBusyError:
-        """Return the error for a send that got no space within `timeout_s`. `timeout_s` is 0 for a send that does not
-        wait."""
+        """Return the error for a send that got no buffer space within `timeout_s`. `timeout_s` is 0 for a send that
+        does not wait."""
         how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
         return SystemBusyError(
             f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, so "
@@ -187,14 +189,14 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new holder of buffer space: a batch or a send whose space is already allocated. Returns the current
-        generation, to which the holder belongs."""
+        """Count a new holder of buffer space in the current generation, and return this generation. The holder is a
+        batch or a send whose space is already allocated."""
         self._holders[self.generation] += 1
         return self.generation
 
     def allocate_locked(self, cost_bytes: int) -> bool:
-        """Allocate buffer space for a single message, which then holds space in the current generation. Returns False
-        if the pool is full."""
+        """Allocate buffer space for a single message. The message then counts as a holder of buffer space in the pool's
+        current generation, so that a later flush waits for it. Returns False if the pool is full."""
         if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
             return False
         self._bytes += cost_bytes
@@ -208,8 +210,8 @@ class BufferPool:
         self._holders[generation] += 1
 
     def merge_locked(self, generation: int) -> list[Future[None]]:
-        """Count one batch or send fewer in `generation`, because another batch has taken over its buffer space. Returns
-        futures of flushes that the caller must complete."""
+        """Count one holder of buffer space (a batch or a send) fewer in the pool's generation `generation`, because
+        another batch has taken over its space. Returns futures of flushes that the caller must complete."""
         self._holders[generation] -= 1
         return self._settle_locked() if self._flushes else []
 
@@ -233,8 +235,8 @@ class BufferPool:
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:
-        """Give free buffer space to waiting sends. Complete each flush whose batches and sends have freed all their
-        buffer space."""
+        """Give free buffer space to waiting sends. Complete each flush for which no batch or send still holds buffer
+        space."""
         with self._lock:
             ended = self._settle_locked()
         end_all(ended)
@@ -245,9 +247,9 @@ class BufferPool:
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
     def _settle_locked(self) -> list[Future[None]]:
-        """Grant free buffer space to the sends that have waited longest. Returns futures that the caller must complete.
-        These are the futures of these sends, and the futures of flushes for which no batch or send still holds space.
-        """
+        """Grant free buffer space to the sends that have waited longest. Returns futures that the caller must complete:
+        the futures of the granted sends, and the futures of finished flushes. A flush is finished when no batch or send
+        that the flush waits for still holds buffer space."""
         ended: list[Future[None]] = []
         while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
             waiter = self._waiters.popleft()

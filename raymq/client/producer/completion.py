@@ -76,7 +76,7 @@ class Completion(Struct, eq=False):
         and calls the callbacks.
         """
         if isinstance(outcome, RaymqError):
-            # the traceback refers to frames whose variables would keep the messages in memory
+            # Remove the traceback: it refers to frames whose variables would keep the messages in memory.
             outcome.__traceback__ = None
         if self.before_end is not None:
             self.before_end(first, end, outcome)
@@ -111,8 +111,8 @@ class Completion(Struct, eq=False):
     def wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
         """Wait for the outcome of message `index`.
 
-        Returns the outcome, and the first index of the part of the messages that has this outcome. Raises TimeoutError
-        if there is no outcome after `timeout_s`.
+        Returns the outcome, which may apply to several consecutive messages, and the index of the first of these
+        messages. Raises TimeoutError if there is no outcome after `timeout_s`.
         """
         return self._find(index) or aside(self._wait, index, timeout_s)
 
@@ -176,13 +176,13 @@ class Completion(Struct, eq=False):
         self._watchers.append((index, future, None, waiter))
 
     def remove_waiter(self, index: int, waiter: Any) -> None:
-        """Remove a waiter of concurrent.futures: message `index` no longer notifies it. The caller holds the
-        completion's condition."""
+        """Remove a waiter of concurrent.futures, so that it is not notified when message `index` has an outcome. The
+        caller holds the completion's condition."""
         self._watchers = [known for known in self._watchers if known[0] != index or known[3] is not waiter]
 
     def add_loop_waiter(self, index: int, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> bool:
-        """Complete the future `waiting` in its event loop when message `index` has an outcome. Returns False, and does
-        nothing, if the message already has an outcome."""
+        """Register the asyncio future `waiting`: it is completed in its event loop when message `index` has an outcome.
+        Returns False, and does nothing, if the message already has an outcome."""
         with self.guard():
             if self.done(index):
                 return False
@@ -208,7 +208,8 @@ class Completion(Struct, eq=False):
         return None
 
     def _take_loops(self, first: int, end: int) -> list[tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]]:
-        """Remove and return the event loops that await the messages from `first` up to `end`, with their futures."""
+        """Return the event loops that await messages from `first` up to `end`, each with its futures for these
+        messages. Also remove these futures from `_loops`."""
         taken = []
         for loop, waiting in list(self._loops.items()):
             taken.append((loop, [future for index, future in waiting if first <= index < end]))

@@ -34,11 +34,11 @@ class SendWatch:
         send gets the exception."""
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Called when the messages of the send with these indices have an outcome. Several threads may call this
-        method."""
+        """Called when some messages of the send have an outcome. `indices`: the indices of these messages. Several
+        threads may call this method."""
 
     def abandoned(self, error: BaseException) -> None:
-        """Called if the send was cancelled, or failed with `error` before a queue was selected."""
+        """Called if the send ended before a queue was selected: it was cancelled, or it failed with `error`."""
 
 
 class SendObserver:
@@ -67,7 +67,8 @@ class SendObserver:
         first of the messages was enqueued."""
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
-        """Called when a delayed message was recalled, or could not be recalled."""
+        """Record the result of a recall of a delayed message. `success`: True if the message was recalled. The producer
+        calls this method after each recall."""
 
     def transaction_ended(
         self,
@@ -110,8 +111,8 @@ class SendTrace(SendObserver):
     ) -> None:
         """Record stored messages in the trace. The trace's own messages are not recorded."""
         if topic != self._dispatcher.topic:
-            # `put` takes the dispatcher's lock, which the dispatcher's thread takes too. A signal handler must not
-            # interrupt `put`.
+            # `put` holds the dispatcher's lock, which the dispatcher's thread needs too. `aside` prevents a signal
+            # handler from interrupting `put` while it holds this lock.
             aside(self._dispatcher.put, Sent(self._group, topic, messages, results, took_ms, now_ms()))
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
@@ -165,8 +166,8 @@ class _SpanWatch(SendWatch):
 
 
 class _WatchedPart:
-    """Callback that a Completion calls with the outcome of some messages of a send. It passes the outcome to the send's
-    watches, and then to the sender's callback `then`."""
+    """Callback that a Completion calls with the outcome of some messages of a send. It passes the outcome to the
+    SendWatch objects that observe the send, and then to the sender's callback `then`."""
 
     def __init__(self, watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> None:
         self._watches, self._indices, self._then = watches, indices, then
@@ -179,6 +180,7 @@ class _WatchedPart:
 
 
 def before_end(watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> BeforeEnd | None:
-    """Return the `before_end` callback of a Completion, for the messages with these indices of one send. Returns None
-    if the send has no watches and `then` is None."""
+    """Return the function that a Completion calls just before it sets the outcome of some messages of a send.
+    `indices`: the indices of these messages in the send. The function passes the outcome to the send's `watches`, and
+    then to `then`. Without watches, returns `then`, which may be None."""
     return _WatchedPart(watches, indices, then) if watches else then

@@ -27,8 +27,8 @@ _JOIN_TIMEOUT_SHARE: Final = 1 / 64
 class OpenBatches:
     """The open batches of one producer, by topic or queue. Thread-safe.
 
-    `lock` is the producer's lock; methods whose names end in `_locked` are called while it is held. `send_timeout_s`:
-    the producer's default timeout. A message with another timeout opens no batch for other messages.
+    `lock` is the producer's lock; the caller holds it while it calls a method whose name ends in `_locked`.
+    `send_timeout_s`: the producer's default timeout. `join` adds messages only to batches with this timeout.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class OpenBatches:
         ):
             return None
         if TYPE_CHECKING:
-            # for the type checker: the messages of a batch with free space are always a list
+            # for the type checker: as long as further messages can join a batch, the batch's messages are a list
             assert isinstance(batch.messages, list)
         index = len(batch.messages)
         batch.messages.append(message)
@@ -129,8 +129,8 @@ class OpenBatches:
             self._batches[batch.topic if batch.movable else batch.queue] = batch
 
     def close_locked(self, batch: SendBatch) -> None:
-        """Close an open batch, so that no later message is added to it. The outcome of the batch's messages is already
-        determined."""
+        """Close an open batch, so that no later message is added to it. Called after the outcome of the batch's
+        messages was determined."""
         place = batch.topic if batch.movable else batch.queue
         if self._batches.get(place) is batch:
             del self._batches[place]
@@ -150,8 +150,8 @@ class OpenBatches:
         self._key_queues[topic] = queues, self._clock() + KEY_QUEUES_VALID_S
 
     def _place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
-        """Return the key of the open batch that a message with a destination may join: its topic or queue. Returns ""
-        if only the route determines the queue."""
+        """Return the queue that the message's destination determines, because it is the key of the open batch that the
+        message may join. Returns "" if only the topic's route determines the queue."""
         queue, key = own_queue(message, where), where.get("sharding_key")
         if queue is not None:
             return queue

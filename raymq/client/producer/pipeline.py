@@ -265,8 +265,9 @@ class SendPipeline:
         """Give the messages of a request to the sender of their queue, without waiting. Their buffer space is already
         allocated.
 
-        With `at_once`, the result's `at_once` may name a sender: the caller must call the sender's `send_at_once` next.
-        After an error nothing is sent, and the buffer space is free again.
+        With `at_once`, the caller may have to send the messages itself. The result then names a sender in its own field
+        `at_once`, and the caller must call this sender's `send_at_once` next. After an error nothing is sent, and the
+        buffer space is free again.
         """
         try:
             if route.attributes.restricts:

@@ -157,11 +157,12 @@ class Producer(Closing):
     def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> Sequence[SendResult]:
-        """Send messages of one topic, in order, to one queue. Returns their results, in order.
+        """Send messages of one topic together. Returns their results, in the order of the messages.
 
-        RocketMQ refuses delayed messages in a batch. raymq sends them to the queues in which delayed messages wait, and
-        the other messages to one queue. If a message is not legal, raises MessageIllegalError, and nothing is sent.
-        After a later error, a part of the batch may be stored. The other errors are the errors of `send`.
+        All messages go to one queue, in order. RocketMQ refuses delayed messages in a batch; raymq sends them to the
+        queues in which delayed messages wait. If a message is not legal, raises MessageIllegalError, and nothing is
+        sent. After any other error, some messages of the batch may be stored. The other errors are the errors of
+        `send`.
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages, as_objects=self.pipeline.needs_objects)
@@ -238,8 +239,8 @@ class Producer(Closing):
         return pending.future
 
     def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
-        """Register a request, so that its reply finds the caller. The caller sends the request's message after this
-        call. This call makes remote calls if the request is the first request to a broker group."""
+        """Register a request, so that its reply can be passed to the caller. The caller must send the request's message
+        after this call. The first request to a broker group also makes remote calls."""
         if self._requests is None:
             raise ClientStateError(
                 "this kind of producer cannot send requests; create a producer with client.producer(...)"
@@ -274,7 +275,8 @@ class Producer(Closing):
 
     @direct
     def request_statistics(self) -> RequestStatistics:
-        """Return the numbers of requests of this producer's client, by their outcome."""
+        """Return the statistics of request-reply calls: the number of requests with each outcome, for all producers of
+        this producer's client."""
         if self._requests is None:
             return RequestStatistics(0, 0, 0, 0, 0)
         return self._requests().statistics()
@@ -323,7 +325,8 @@ class Producer(Closing):
 
     @property
     def flush_timeout_s(self) -> float:
-        """Default maximum time in seconds that `flush` and `close` wait: twice the send timeout."""
+        """Default maximum time, in seconds, that the producer's `flush` and `close` wait: twice the send
+        timeout."""
         return 2 * self.settings.send_timeout_s
 
     def close(self) -> None:
@@ -335,7 +338,8 @@ class Producer(Closing):
         returns at once, and another thread closes the producer.
         """
         if in_sender():
-            # If no thread can start, the interpreter exits, and the client's exit handler closes the producer.
+            # start_thread starts no thread if the interpreter is exiting; the client's exit handler then closes the
+            # producer
             start_thread(threading.Thread(target=self.close, name="producer-close", daemon=True))
             return
         senders = self.pipeline.stop()

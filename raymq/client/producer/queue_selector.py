@@ -25,10 +25,11 @@ from raymq.records.format.hashing import java_hash
 TURN_MAX_MESSAGES: Final = 256
 """Number of consecutive messages to one queue after which the producer switches to the topic's next queue."""
 TURN_MAX_S: Final = 0.002
-"""Time in seconds after which the producer switches to the topic's next queue, even if few messages were sent."""
+"""Time, in seconds, after which the producer switches to the topic's next queue, even if it has sent fewer than
+TURN_MAX_MESSAGES messages to the present queue."""
 KEY_QUEUES_VALID_S: Final = 0.1
-"""Time in seconds for which a producer reuses a topic's queues, for sharding keys and named queues, before it reads the
-route again."""
+"""Time in seconds for which a producer reuses a topic's known queues before it reads the topic's route again. Applies
+to messages with a sharding key, and to messages for a given queue."""
 
 NO_ROWS: Final[Mapping[MessageQueue, int]] = {}
 
@@ -175,8 +176,8 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
 
 @dataclass(slots=True)
 class _Turn:
-    """The time for which a producer sends its messages to `queue`, one of a topic's `queues`, before it changes to the
-    next queue. It began at `since_s`; `used` messages were sent in it."""
+    """A turn of `queue`: during the turn, a producer sends its messages to this queue, one of a topic's `queues`. The
+    turn began at `since_s`; `used` messages were sent in it."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -196,8 +197,8 @@ class QueueTurns:
         self._faults = faults
         self._lock = threading.Lock()
         self._next: dict[str, int] = {}
-        """For each topic, the index of the queue to which messages without a destination go after the current
-        queue."""
+        """For each topic, the index of the next queue: messages without a destination go to it after the
+        current queue."""
         self._current: dict[str, _Turn] = {}
 
     def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:

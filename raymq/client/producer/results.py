@@ -82,7 +82,8 @@ class Acknowledged:
             offset_id = offset_message_id(self._store_host, int(self.physical_offsets[0]))
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
-        # `map` runs in C, so no line of Python runs per message: a program may send millions of messages.
+        # Use `map`, which runs in C, so that no line of Python runs per message: a program may send millions of
+        # messages.
         return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
 
     def _make_recallable(self, due: DueTimes) -> list[SendResult]:

@@ -24,9 +24,9 @@ messages, and their cost in bytes."""
 class PlacedSend(Struct, eq=False):
     """The batches that contain the messages of one send call.
 
-    `batches`: one entry for each batch. An entry has the batch, the call's indices of the messages in the batch, and
-    the index of the first of these messages in the batch. `at_once`: None, or a sender and a target; the caller must
-    then send the only batch itself, through this sender to this target.
+    `batches`: one entry for each batch. An entry has the batch, the indices (in the call) of the messages in the batch,
+    and the index (in the batch) of the first of these messages. `at_once`: usually None. If it is a sender and a
+    target, the call has only one batch, and the caller must send this batch itself, through the sender to the target.
     """
 
     batches: list[tuple[SendBatch, Sequence[int], int]]
@@ -48,8 +48,7 @@ class PlacedSend(Struct, eq=False):
 
 def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
     """Cut the messages of a request into parts that fit in one request to a store."""
-    # Messages that are given as columns need no cutting: they already fit in one request, and they all go to the same
-    # queue.
+    # Messages in columns are not cut into parts: they already fit in one request, and they all go to the same queue.
     if isinstance(request.messages, MessageColumns):
         return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
     messages = list(request.messages)

@@ -24,9 +24,9 @@ MAX_BUFFERED_MESSAGES: Final = 262_144
 SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
 """Default of `attempt_timeout_s`, in seconds, which limits one call of `Storage.append`.
 
-If a storage process hangs, another replica becomes master about three seconds later. The sender looks up the master
-only after the attempt has ended. The default is not shorter than the store's own waits for its disk (5 s) and for the
-replicas' copies (3 s).
+The default is not longer, because the sender looks up the master only after the attempt has ended. If a storage process
+hangs, another replica becomes master after about three seconds. The default is not shorter, because the store itself
+waits up to 5 s for its disk, and up to 3 s for the replicas' copies.
 """
 RANGES: Final = {
     "send_timeout_s": NumberRange(0.001, LONGEST_TIME_S),

@@ -1,8 +1,9 @@
 """SingleSends: the shortcut for a message that `send` sends alone, in its caller's thread, to an idle broker.
 
-The first message of a turn passes through the producer's whole pipeline. A turn lasts a few milliseconds and at most a
-few hundred messages. During the turn, later messages of the topic go to the same queue, without a route lookup, a
-SendRequest or a batch. A message that cannot use the turn passes through the whole pipeline.
+A turn is a period in which the producer sends all such messages of a topic to the same queue. It lasts a few
+milliseconds and at most a few hundred messages. The first message of a turn passes through the producer's whole
+pipeline. Later messages of the turn go directly to the turn's queue, without a route lookup, a SendRequest or a batch.
+A message that cannot take this shortcut passes through the whole pipeline.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raymq.common.protocol.route import TopicRoute
 class SendTurn(Struct, eq=False):
     """The queue that receives single messages until the time `until_s`, or until `left` more messages were sent to it.
 
-    `checked`: True if the topic was found to accept messages of users.
+    `checked`: True if a check has shown that users may send messages to the topic.
     """
 
     sender: Sender
@@ -114,8 +115,8 @@ class SingleSends:
         # a delayed message is stored in a system queue, so its queue is not the queue for the next single messages
         if batch.sends.queue != batch.queue:
             return
-        # Only a SystemMessage may go to topics that do not accept messages of users. So if the first message is a plain
-        # Message, the topic was checked.
+        # A topic that does not accept messages of users takes only SystemMessages. A plain Message has passed the check
+        # of its topic, so the turn need not check the topic again.
         checked = batch.messages[0].__class__ is Message
         valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
         turn = SendTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
@@ -127,9 +128,9 @@ class SingleSends:
         self._turns.clear()
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
-        """Begin a turn for the topic's next queue after the turn `before` has expired. The new turn's queue receives
-        the next single messages of the topic. Returns None if the pipeline must select the queue, as for all messages
-        that name their queue."""
+        """Replace a topic's expired turn, `before`, by a turn for the topic's next queue, and return the new turn. The
+        new turn's queue receives the next single messages of the topic. Returns None if the pipeline must select the
+        queue. This is always so if the messages of `before` name their queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None

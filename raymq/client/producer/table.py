@@ -139,16 +139,17 @@ class _RowTurns:
     def _begin_turn(self, route: TopicRoute) -> None:
         number, self._number = self._number, self._number + 1
         self._left = self._rows * (number + 1) // self._turns - self._rows * number // self._turns
-        # All rows of a small table go to one queue, the queue that the producer's other messages use at present. Only a
-        # large table chooses a queue for each turn (a run of consecutive rows).
+        # All rows of a small table go to one queue: the queue to which the producer sends its other messages at the
+        # time. Only a large table is divided into runs of consecutive rows (turns), and a queue is chosen for each
+        # turn.
         if self._turns > 1:
             self._queue = self._pipeline.queue_with_fewest(route, self._counts)
             self._counts[self._queue] += self._left
 
 
 _Part = tuple[MessageColumns, Destination, MessageQueue | None]
-"""A part of a table to send: the messages for one queue, and their destination. The third element is set only for rows
-without a key in a large table. It is then the queue to which the current turn (a run of consecutive rows) goes."""
+"""A part of a table to send: the messages for one queue, their destination, and a queue or None. The queue is set only
+for rows without a key in a large table. It is the queue to which the current turn (a run of consecutive rows) goes."""
 
 
 def _split_by_queue(
@@ -160,8 +161,8 @@ def _split_by_queue(
         yield from turns.parts(route, messages)
         return
     queues = route.require_all_queues()
-    # Sort the messages by the queue to which their keys belong, without changing the order within a queue. Messages
-    # without a key are first.
+    # Sort the messages by queue, as the hashes of their sharding keys select it, without changing the order within a
+    # queue. Messages without a sharding key come first.
     numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
     messages = messages.take(np.argsort(numbers, kind="stable"))
     counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
@@ -254,8 +255,8 @@ class _TableProgress:
 
     def result(self) -> TableResult:
         """Wait until all rows in flight have an outcome, and return the result. Each row has an outcome by its
-        deadline. If there was a failure, raises it instead: a SendUnknownError if there is one, because those rows may
-        be stored; otherwise the first failure."""
+        deadline. If rows failed, raises one of the failures instead: a SendUnknownError if there is one, because its
+        rows may be stored; otherwise the first failure."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:

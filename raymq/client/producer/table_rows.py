@@ -47,8 +47,8 @@ _MAY_BEGIN_SPACE: Final = _bytes_in("".join(map(chr, range(0x21))) + "\x7f\xc2\x
 """Bytes with which white space can begin in UTF-8. The set includes a few other bytes, which only cause unnecessary
 checks."""
 _MAY_END_SPACE: Final = _bytes_in("".join(map(chr, [*range(0x21), *range(0x7F, 0x100)])))
-"""Bytes with which white space can end in UTF-8. The set includes a few other bytes, which only cause unnecessary
-checks."""
+"""Bytes that can be the last byte of white space in UTF-8. A few other bytes are included, and only lead to unnecessary
+checks of texts."""
 
 
 class TableRows:
@@ -189,7 +189,7 @@ class _RowColumns:
         parts = entries.flatten() if pa.types.is_map(array.type) else [entries]
         starts -= starts[0]
         hidden = None
-        # Arrow's buffers may hold entries of a list that is null; skip these entries, which belong to no row
+        # An Arrow array may contain entries for a list that is null. These entries belong to no row, so skip them.
         if array.null_count:
             counts = np.diff(starts)
             hidden = np.repeat(~mask_of(array.is_valid()), counts)

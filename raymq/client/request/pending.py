@@ -22,12 +22,12 @@ from raymq.common.protocol.request_reply import RequestStatistics
 REQUESTS_MAX: Final = 10_000
 """Maximum number of requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""Time in seconds after a request's deadline for which its caller still waits for the thread that expires requests.
-Normally that thread completes the request within this time."""
+"""Time, in seconds, that a request's caller waits beyond the request's deadline. The thread that expires requests
+normally completes the request within this time."""
 
 
 class WaitingRequest:
-    """One request of a client that waits for a reply."""
+    """A request that a client has registered, and for which no reply has arrived yet."""
 
     __slots__ = ("_table", "correlation_id", "deadline_s", "future", "message", "timeout_s")
 
@@ -117,13 +117,13 @@ class PendingRequests:
         pending.future.set_result(reply)
 
     def idle_s(self) -> float:
-        """Return the time in seconds since the last request began. Returns 0 while a request waits for its
-        reply."""
+        """Return 0 if a request waits for its reply. Otherwise return the time in seconds since the most recent request
+        began."""
         with self._changed:
             return 0.0 if self._waiting else time.monotonic() - self._used_s
 
     def statistics(self) -> RequestStatistics:
-        """Return the number of requests so far, by their outcome."""
+        """Return the numbers of this client's requests (request-reply) so far, by their outcome."""
         with self._changed:
             return RequestStatistics(len(self._waiting), self._answered, self._timed_out, self._failed, self._late)
 

@@ -42,8 +42,8 @@ deadline is a time of another machine's clock."""
 class ListenerReplier:
     """Sends the replies of one listener's process. Thread-safe. Connects when it sends the first reply.
 
-    `send`: by default the send function of a producer in this process. `is_gone`: function that returns True if a
-    requester has disconnected; by default queries the brokers (RequesterLiveness).
+    `send`: the function that sends a reply; by default, the send function of a producer in this process. `is_gone`:
+    function that returns True if a requester has disconnected; by default, it queries the brokers (RequesterLiveness).
     """
 
     def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
@@ -127,8 +127,8 @@ def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Pro
 
 
 def listener_trace(group: str, topic: str) -> DeliveryTrace:
-    """Make the message trace of a listener's process that consumes in `group`. The trace connects before it sends its
-    first trace record."""
+    """Create the message trace of a listener's process. `group`: the listener's consumer group. The trace connects to
+    the cluster before it sends its first trace record."""
     return DeliveryTrace(
         group, TraceDispatcher(lambda: listener_producer(TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S), topic)
     )

@@ -31,9 +31,9 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 REPLIES_MAX: Final = 512
-"""Maximum number of replies that are read and decoded at a time."""
+"""Maximum number of replies that are read and decoded in one step."""
 IDLE_AFTER_S: Final = 10.0
-"""Time in seconds without a waiting request after which ReplyWatch stops reading replies."""
+"""Time in seconds. If no request has waited for a reply during this time, ReplyWatch stops reading replies."""
 _FAILED_PAUSE_S: Final = 0.3
 _CLOSE_WITHIN_S: Final = 5.0
 
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 class ReplyWatch:
     """Reads the replies to the client `client_id`.
 
-    `take`: called with each reply, in a reader thread. `idle_s`: returns the number of seconds for which no request has
-    waited.
+    `take`: called with each reply, in a reader thread. `idle_s`: returns the number of seconds since the last request
+    began; 0 while a request waits for its reply.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class ReplyWatch:
         self._take, self._idle_s = take, idle_s
         self._lookup = QueueLookup(routes, storages)
         self._lock = threading.Lock()
-        """Guards the state of the reply queues (`_core`, `_starts`); never held during a remote call."""
+        """Lock that guards the state of the reply queues (`_core`, `_starts`). No thread holds it during a
+        remote call."""
         self._core = SubscriptionState(PullSettings("replies", auto_commit=False), time.monotonic())
         self._starts: dict[MessageQueue, QueueOffset] = {}
         """For each reply queue, the offset at which reading starts."""
@@ -114,8 +115,8 @@ class ReplyWatch:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            # Clear the wakeup flag before the queues are read. A reply that arrives during the read then sets the flag
-            # again, and ends the next wait at once.
+            # Clear the wakeup before the queues are read. A reply that arrives during the read then sets the wakeup
+            # again, so the next wait ends at once.
             self._wakeup.clear()
             idle_s = self._idle_s()
             if idle_s >= IDLE_AFTER_S:
@@ -130,7 +131,7 @@ class ReplyWatch:
                 logger.exception("cannot read replies to requests, retrying")
                 self._closing.wait(_FAILED_PAUSE_S)
 
-    # Methods for both ways of reading replies: mapped files and long polls
+    # Methods that serve both sources of replies: mapped files and long polls
 
     def _lose(self, queue: MessageQueue, offset: int, error: RaymqError) -> None:
         logger.error("queue %s: the reply at offset %d is lost: %s", queue, offset, error)

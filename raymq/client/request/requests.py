@@ -71,7 +71,7 @@ class ClientRequests:
             heartbeats.client_id, routes, storages, take=self._pending.complete, idle_s=self._pending.idle_s
         )
         self._lock = threading.Lock()
-        """Held during the remote calls that start the reading of reply queues."""
+        """Lock that is held during the remote calls that start the reading of reply queues."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> WaitingRequest:
         """Register a request that waits for the reply to `message`. After this call the caller sends the request.
@@ -97,8 +97,8 @@ class ClientRequests:
         return pending
 
     def check_present(self, request: MessageExt) -> None:
-        """Check that the client of a request is still connected. Raises RequesterGoneError if the broker reports that
-        it has disconnected."""
+        """Check that the client that sent `request` is still connected. Raises RequesterGoneError if the broker reports
+        that this client has disconnected."""
         if self._liveness.is_gone(request):
             asked = request.system_properties
             raise RequesterGoneError(asked[PROPERTY_REPLY_TO_CLIENT], asked[PROPERTY_CORRELATION_ID])
@@ -122,8 +122,8 @@ class ClientRequests:
                 continue
             with self._lock:
                 if not self._watch.watches(replies):
-                    # Send this client's heartbeat before a reply can arrive, because the replier asks the broker
-                    # whether this client is alive.
+                    # Before the replier sends a reply, it asks the broker if this client is alive. So send this
+                    # client's heartbeat before a reply can arrive.
                     self._heartbeats.send_now(data.broker_name)
                     self._watch.begin(replies)
                     begun = True

@@ -85,7 +85,7 @@ def open_ranges(
     same errors.
 
     `creations`: the creation ids of the topics when the read was planned. If a topic was deleted and created again
-    after that, its ranges are lost as a whole, because their offsets now refer to other messages.
+    after that, its ranges count as lost data, because their offsets now refer to other messages.
     """
     names, on_loss = options.get("names", NO_NAMESPACE), options.get("on_loss", ignore_loss)
     for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
@@ -135,16 +135,17 @@ def open_range(
 ) -> Iterator[pa.RecordBatch]:
     """Read the messages of one range, in order, with copied bodies. See RangeOptions for the options.
 
-    Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in the
-    queue before their records are read. For a message that `sql` excludes, only the properties are read.
+    Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in
+    their consume-queue entries, before the messages' records are read. For a message that `sql` excludes, only the
+    properties are read.
 
     Raises DataLossError if messages of the range were deleted or lost. Without `fail_on_data_loss` a warning names the
     missing offsets, `on_loss` is called, and the other messages are read. Raises InvalidArgumentError for an unknown
     column. The topic names of the range and of the messages are names in the namespace `names`.
 
     A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
-    it passes every filter. With `unreadable` "raise", an unreadable message raises BodyUnreadableError. Bodies are
-    checked if `body` or `error` is among the columns, and always with "raise".
+    it passes every filter. If `unreadable` is "raise", an unreadable message raises BodyUnreadableError. Bodies are
+    checked if `body` or `error` is among the columns, and always if `unreadable` is "raise".
     """
     wanted = schema_with(body_type, columns).names
     read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
@@ -185,7 +186,8 @@ def open_range(
 
 
 def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
-    """Log how many rows of a batch cannot be read, if the batch has the error column."""
+    """Log the number of rows in a batch that cannot be read. The number is counted in the column `body` or, if the
+    batch lacks this column, in the column `error`. Nothing is logged if the batch has neither column."""
     names, count = batch.schema.names, 0
     if "body" in names:
         count = batch.column("body").null_count

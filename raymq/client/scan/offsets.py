@@ -69,8 +69,8 @@ class ScanBoundary:
         return self.times is not None or self.time_ms is not None
 
     def time_ms_of(self, queue: MessageQueue) -> int:
-        """Return the time of this boundary of a scan in a queue, in ms since 1970. The boundary must be defined by
-        timestamps (`by_time`)."""
+        """Return the time in ms since 1970 at which this begin or end of a scan lies in a queue. Call this method only
+        if the begin or end is given as a time (`by_time`)."""
         return (self.time_ms or 0) if self.times is None else self.times[queue]
 
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -111,8 +111,9 @@ def starting_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> Scan
 
 
 def streaming_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the begin of a stream of these topics, from the options whose names begin with `starting_`. The default is
-    the latest offset, even for a group without offsets. Raises InvalidArgumentError if an option is not valid."""
+    """Return the begin of a stream of these topics, from the options whose names begin with `starting_`. Without such
+    options the stream begins at the latest offset. This also holds for a group without committed offsets. Raises
+    InvalidArgumentError if an option is not valid."""
     return _boundary("starting", options, topics, default=LATEST, refused=None)
 
 

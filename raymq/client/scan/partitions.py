@@ -54,10 +54,10 @@ def plan_partitions(
     """Divide a read of `ranges` into partitions. Each offset is in exactly one partition, and each queue keeps its
     order.
 
-    Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`. The default is
-    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. `message_bytes_max`: the maximum
-    size with which a message counts, for reads that omit large columns. There are at least `min_partitions` partitions
-    if the ranges have that many offsets. Raises InvalidArgumentError for numbers below 1.
+    Partitions have about `partition_bytes`: large ranges are divided, and small ranges of a broker group are joined.
+    The default is PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. There are at least
+    `min_partitions` partitions if the ranges have that many offsets. `message_bytes_max`: a larger message counts as a
+    message of this size, for reads that omit large columns. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
     min_partitions = check_count("min_partitions", min_partitions)
@@ -98,8 +98,9 @@ def _piece_counts(
 
 
 def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
-    """Add to the numbers of pieces into which ranges are split, until the numbers add up to `wanted`. Each additional
-    piece goes to the range with the largest weight per piece. `most`: the maximum number of pieces of each range."""
+    """Return into how many pieces each range is divided, so that there are `wanted` pieces in total. `counts`: the
+    number of pieces of each range so far. One after another, each additional piece goes to the range with the largest
+    weight per piece. `most`: the maximum number of pieces of each range."""
     counts = list(counts)
     heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
     heapq.heapify(heaviest)
@@ -122,14 +123,14 @@ def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iterable[tuple[OffsetRange, int]]:
-    """Cut a range into `count` pieces of about equal size in bytes, and yield each piece with its size. `profile`: the
-    size in bytes of each of several equally long parts of the range."""
+    """Cut an offset range into `count` pieces of about equal size in bytes, and yield each piece with its size.
+    `profile`: the sizes in bytes of several parts of the range; all parts have equally many offsets."""
     total = sum(profile)
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))
         return
-    # Compute the offsets at which the range is cut by interpolation. Assume that all records within one part of the
-    # range have the same size.
+    # Compute, by interpolation, the offsets at which the range is divided. The interpolation assumes that all records
+    # within one part of the profile have the same size.
     bytes_at = [0, *accumulate(profile)]
     offsets_at = np.linspace(0, item.size, len(bytes_at))
     wanted = [total * index / count for index in range(1, count)]

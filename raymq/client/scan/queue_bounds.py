@@ -37,8 +37,8 @@ class ClusterQueues(ScanSource):
     retried for up to BOUNDS_TIMEOUT_S. After that they raise ServiceNotAvailableError or RequestTimeoutError."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
-        """`names`: the namespace. The names of topics, groups and queues in arguments and results do not
-        include it."""
+        """`names`: the namespace. Arguments and results contain the names of topics, groups and queues without the
+        namespace's prefix."""
         self._routes, self._storages, self._names = routes, storages, names
 
     def topics(self) -> Sequence[str]:

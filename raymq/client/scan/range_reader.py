@@ -29,7 +29,7 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 
 RANGE_CHUNK_MESSAGES: Final = 16_384
 RANGE_CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes of records in one chunk that is read from mapped files."""
+"""Maximum number of record bytes in one chunk that is read from mapped files."""
 RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 RANGE_READ_TIMEOUT_S: Final = 30.0
 _FETCH_WAIT_S: Final = 1.0
@@ -52,7 +52,7 @@ class RecordsChunk(NamedTuple):
 
     def places(self, queue: MessageQueue) -> RecordPlaces:
         """Return the expected places (queue, offsets and sizes) of the chunk's records. All records belong to `queue`.
-        If a record is damaged, the error contains its place."""
+        The error for a damaged record names the record's place."""
         physical = None if self.position < 0 else self.starts + self.position
         return RecordPlaces(queue, self.offsets, physical, self.sizes)
 
@@ -70,9 +70,9 @@ class RangeReader:
         """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
         With `tag_codes`, yields only messages with these tag codes; a few other messages whose tags share a code may be
-        included. With `sql`, yields only messages that pass this filter expression (raymq.records.filters.sql). `end`
-        must not be beyond the queue's visible end when the range was planned. Raises DataLossError if a part of the
-        range was deleted or lost. Waits up to RANGE_READ_TIMEOUT_S for a storage actor that restarts, or for a new
+        included. With `sql`, yields only messages that pass this filter expression (raymq.records.filters.sql). When
+        the range was planned, the queue must already have been readable up to `end`. Raises DataLossError if a part of
+        the range was deleted or lost. Waits up to RANGE_READ_TIMEOUT_S for a storage actor that restarts, or for a new
         master.
         """
         reader = call_master(
@@ -85,8 +85,9 @@ class RangeReader:
                     start = chunk.next_offset
                 return
             except DataLossError as error:
-                # Messages are missing in the mapped files of the replica that was master when the read began. Only the
-                # current master can show if the messages are lost, so the read continues there.
+                # The mapped files belong to the replica that was the master when the read began, and they lack
+                # messages. Only the present master can tell if the messages are really lost, so continue the read
+                # there.
                 logger.info(
                     "queue %s from offset %d on is read through the storage actor, not from its files: %s",
                     queue,
@@ -122,7 +123,7 @@ class RangeReader:
             if start < result.max_offset or time.monotonic() >= deadline_s:
                 return result
             wait_s = _FETCH_WAIT_S
-            # for an illegal offset the store answers at once, without a long poll, so wait here
+            # the store answers a request with an illegal offset at once, without a long poll, so wait here
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 time.sleep(_FETCH_WAIT_S / 10)
 

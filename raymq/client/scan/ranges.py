@@ -61,7 +61,8 @@ class OffsetRange:
 
 
 class RangeSizes(Protocol):
-    """Interface that returns the bytes of offset ranges. Partitions are planned from these bytes."""
+    """Interface that returns how many bytes of records lie in offset ranges. Partitions are planned from these
+    sizes."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         """Divide each range into several equal parts. Return, for each range, the number of bytes of the records in
@@ -151,10 +152,11 @@ def plan_ranges(
 
 
 def check_options(options: Mapping[str, Any], known: type = ScanOptions) -> None:
-    """Check the options of a read. `known`: the TypedDict with the options that the reader has.
+    """Check the options that a program passes to a read. `known`: the TypedDict of the options that this kind of read
+    supports.
 
-    Raises TypeError for an option that no reader has. Raises InvalidArgumentError for an option of a batch read that
-    the reader does not have, and for invalid values.
+    Raises TypeError for an option that no kind of read supports. Raises InvalidArgumentError for an option that other
+    kinds of read support, but not this one, and for invalid values.
     """
     names = frozenset(known.__annotations__)
     if unknown := sorted(options.keys() - _OPTION_NAMES):
@@ -247,8 +249,8 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
     for index in largest_first[:max_offsets]:
         shares[index] = min(1, ranges[index].size)
-    # Each range already has one offset, if there are enough. Divide the remaining offsets in proportion to the rest of
-    # each range. Offsets that remain after rounding go to the ranges with the largest remainders.
+    # Each range already has one offset, if `max_offsets` is large enough. Divide the remaining offsets in proportion to
+    # the rest of each range. Offsets that remain after rounding go to the ranges with the largest remainders.
     rest, beyond = max_offsets - sum(shares), left - sum(shares)
     if rest:
         parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]

@@ -77,7 +77,7 @@ class Transaction:
         self._producer, self.half = producer, half
         # Outcome of the transaction; None while the transaction is open.
         self.state: LocalTransactionState | None = None
-        # Topic, queue and offset of the message; None until the transaction is committed.
+        # Topic, queue and offset of the transaction's message; None until the transaction is committed.
         self.committed: EndResult | None = None
 
     @property

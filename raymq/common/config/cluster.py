@@ -70,16 +70,16 @@ class BrokerOptions(SettingsSection):
     wait_time_in_heartbeat_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 31_000
     """How long a heartbeat waits for a thread before the broker refuses it as busy."""
     client_manager_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 1_000_000
-    """Maximum number of other client calls that wait for a thread at a broker: calls about groups, offsets, topics and
-    transactions."""
+    """Maximum number of client calls that wait for a thread at a broker. Counts calls about groups, offsets, topics and
+    transactions, but no heartbeats, which have their own limit."""
     wait_time_in_client_manager_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
     """Time in ms for which a client call may wait for a thread at a broker. After that time the broker refuses the call
     as busy. Applies to the calls that `client_manager_queue_capacity` limits."""
 
     @property
     def registration_interval_s(self) -> float:
-        """The time in seconds between two full registrations of a broker, within RocketMQ's bounds (golden fact
-        32)."""
+        """The time in seconds between two full registrations of a broker, within RocketMQ's bounds (golden fact 32 of
+        spec/messaging.md)."""
         return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
 
 
@@ -107,7 +107,8 @@ class ReplicationOptions(SettingsSection):
     min_in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
     """Minimum number of replicas that are in sync. With fewer, the master refuses messages."""
     all_ack_in_sync_state_set: bool = True
-    """Without `broker_role`: `true` acknowledges a message only after every in-sync replica has the message."""
+    """`true`: a message is acknowledged only after every in-sync replica has it. Used only if `broker_role` is
+    not set."""
     slave_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
     """How long an append waits for its copies on other replicas. After this time the append's status is
     `FLUSH_SLAVE_TIMEOUT`."""

@@ -111,7 +111,8 @@ _UNITS: Final = ("_ms", "_bytes", "_hours")
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """The current values of a broker group's settings, for the sections that have live settings."""
+    """The current values of a broker group's settings, by section. Contains only the sections that have live settings:
+    settings that can change while the broker group runs."""
 
     broker: BrokerOptions = field(default_factory=BrokerOptions)
     store: StoreOptions = field(default_factory=StoreOptions)

@@ -85,7 +85,8 @@ class _BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         parser: Any = self  # PyYAML's type stubs leave the parser's methods untyped
         event = parser.peek_event()
-        # `anchor` is an attribute of alias events (`*name`) too, so this condition also finds aliases
+        # This condition finds both anchors (`&name`) and aliases (`*name`), because the events of both have the
+        # attribute `anchor`.
         if getattr(event, "anchor", None) is not None:
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)

@@ -63,7 +63,8 @@ class StoreOptions(SettingsSection):
     """Size of a consume-queue file, rounded up to whole units of 20 bytes. The size cannot change after the store
     directory was created."""
     enable_consume_queue_ext: bool = False
-    """`true`: a message's tag code and store time are written to an extension file of the consume queue."""
+    """If `true`, the store writes the tag code and the store time of each message to an extension file of the consume
+    queue."""
     mapped_file_size_consume_queue_ext_bytes: Annotated[int, Field(ge=64, le=1 << 30)] = CONSUME_QUEUE_EXT_FILE_BYTES
     """Size of a consume-queue extension file. The size cannot change after the store directory was created."""
     warm_mapped_file_enable: bool = False
@@ -134,7 +135,8 @@ class StoreOptions(SettingsSection):
     max_msgs_num_batch: Annotated[int, Field(ge=1, le=10_000)] = 64
     """Maximum number of messages that a query by key or unique id returns."""
     query_wait_index_ms: Annotated[int, Field(ge=0, le=60_000)] = 3000
-    """How long a query by key or unique id waits for the index to reach the end of the log."""
+    """Maximum time, in ms, that a query by key or unique id waits until the index contains the newest records of the
+    log."""
     file_reserved_time_hours: Annotated[int, Field(ge=0, le=24 * 365 * 100)] = 72
     """Minimum time for which the store keeps messages."""
     delete_when: Annotated[str, Field(pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$")] = "04"
@@ -158,7 +160,8 @@ class StoreOptions(SettingsSection):
     `file_reserved_time_hours`, consumed or not. `false`: young messages stay, and the store refuses appends while its
     disk is full."""
     os_page_cache_busy_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 1000
-    """If one append takes longer than this time, the store refuses other appends as busy."""
+    """Maximum duration of one append, in ms. If an append takes longer, the store refuses other appends as
+    busy."""
     send_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Maximum number of appends in flight at a store. Further appends get `SystemBusyError`."""
     wait_time_in_send_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
@@ -191,7 +194,7 @@ class StoreOptions(SettingsSection):
     max_filter_message_size_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = (
         MAX_FILTER_MESSAGE_SIZE_BYTES
     )
-    """Maximum bytes of a consume queue (20 per message) that one fetch with a tag filter scans."""
+    """Maximum number of consume-queue bytes (20 per message) that one fetch with a tag filter scans."""
     fetch_waiters_max: Annotated[int, Field(ge=1, le=1 << 20)] = 16_384
     """Maximum number of long polls that wait at a store. Further long polls get `SystemBusyError`."""
     dedup_producers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
@@ -323,7 +326,7 @@ class StoreSettings(StoreOptions):
         return tuple(dict.fromkeys((*written, *self.read_only_commit_log_store_paths)))
 
     def change(self, options: StoreOptions, names: Iterable[str]) -> None:
-        """Replace the values of the settings `names` by their values in `options`, a complete set of settings whose
-        values were checked together. Thread-safe."""
+        """Copy the values of the settings `names` from `options`, a complete set of settings that were checked
+        together. Thread-safe."""
         for name in names:
             setattr(self, name, getattr(options, name))

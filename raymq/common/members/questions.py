@@ -27,7 +27,8 @@ QUESTION_WAIT_S: Final = 20.0
 """Time in seconds for which a broker holds a client's long poll for queries. After this time the client polls
 again."""
 MEMBER_ANSWER_MAX_BYTES: Final = 4 << 20
-"""Maximum size in bytes of a client's answer that a broker forwards to the administrator."""
+"""Maximum size, in bytes, of a client's answer to an administrator's query. The broker forwards the answer to the
+administrator."""
 
 QuestionKind = Literal["running", "consume"]
 
@@ -129,8 +130,8 @@ class DirectConsumption:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """A client's answer to an administrator's query. `error`: the reason why the client could not answer; empty if it
-    answered."""
+    """A client's answer to an administrator's query. `error`: the reason why the client could not carry out the query;
+    empty if it could."""
 
     error: str = ""
     running: tuple[RunningInfo, ...] = ()

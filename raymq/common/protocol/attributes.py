@@ -51,8 +51,8 @@ class TopicMessageType(StrEnum):
 
 
 class CleanupPolicy(StrEnum):
-    """How a topic's old messages are cleaned up. DELETE: old messages are deleted. COMPACTION: the newest message of
-    each key is kept."""
+    """The cleanup policy for a topic's old messages. DELETE: old messages are deleted. COMPACTION: the newest message
+    of each key is kept."""
 
     DELETE = "DELETE"
     COMPACTION = "COMPACTION"
@@ -60,7 +60,7 @@ class CleanupPolicy(StrEnum):
 
 class QueueType(StrEnum):
     """How a topic stores messages. SIMPLE: each message is a record of the log. BATCH: messages that are sent together
-    are one record (an inner batch) with one queue unit; queue offsets still count messages."""
+    are one record (an inner batch) with one consume-queue entry (unit). Queue offsets count messages in both cases."""
 
     SIMPLE = "SimpleCQ"
     BATCH = "BatchCQ"
@@ -100,7 +100,8 @@ class TopicAttributes:
         return values
 
     def mapping(self) -> dict[str, str]:
-        """Return the attributes as the mapping that `parse` reads, without default values."""
+        """Return the topic's attributes as a mapping of names to texts, which `parse` can read. An attribute that has
+        its default value is left out."""
         texts = {
             MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
             CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),

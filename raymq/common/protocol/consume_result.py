@@ -126,8 +126,8 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """The total size in bytes of the task's records. The task contains the records, or the records' places in the
-        store's log."""
+        """The total size, in bytes, of the task's records, if the task contains them or refers to them in the store's
+        log."""
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 

@@ -88,7 +88,7 @@ class OffsetCommit:
     The commit takes effect only while the member owns the queue (`generation`, raymq.common.protocol.membership) and
     only if the offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back
     only if `backwards` is True, after the program has called seek. If `queue_offset` is None, the request commits
-    nothing. It only asks if the queue was reset, fenced, deleted or stopped.
+    nothing. Its answer only tells the member if the queue was reset, fenced, deleted or stopped.
     """
 
     queue_offset: int | None

@@ -14,19 +14,20 @@ from typing import Final
 from raymq.common.numbers import NumberRange
 
 RECEIVE_MAX_MESSAGES: Final = 4096
-"""Maximum number of messages that one receive request returns. RocketMQ's limit is 32; in raymq a lease costs as much
-for one message as for many."""
+"""Maximum number of messages that one receive request returns. RocketMQ's limit is 32. In raymq the limit can be
+higher, because a lease costs as much for one message as for many."""
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
 RECEIVE_MAX_WAIT_S: Final = 30.0
 RECEIVE_MESSAGES: Final = NumberRange(1, RECEIVE_MAX_MESSAGES)
 INVISIBLE: Final = NumberRange(INVISIBLE_MIN_MS / 1000, INVISIBLE_MAX_MS / 1000)
 INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
-"""The allowed values, in seconds, if a consumer changes the invisible time of a message that it has received. 0 makes
-the message visible at once."""
+"""The allowed range, in seconds, for a new invisible time of a message that a consumer has already received. The value
+0 makes the message visible at once."""
 
 ALL_OFFSETS: Final = ""
-"""Value for a set of settled offsets that stands for all offsets of a lease. Any other set is encoded as text."""
+"""Value of a LeasePart's `offsets` that stands for all offsets of the lease. Any other set of offsets is encoded as
+text."""
 
 
 @dataclass(frozen=True, slots=True)

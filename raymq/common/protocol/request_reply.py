@@ -49,8 +49,8 @@ class Reply:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Check the values of the reply by constructing a Message: only this constructor checks a user's values.
-        # `reply_message` cannot check them, because it makes a SystemMessage, which may have reserved properties.
+        # Check the values of the reply with the constructor of Message, because no other code checks a user's values.
+        # `reply_message` cannot check them: it makes a SystemMessage, in which reserved properties are allowed.
         checked = Message("reply", self.body, keys=self.keys, properties=self.properties)
         for name in ("body", "keys", "properties"):
             object.__setattr__(self, name, getattr(checked, name))

@@ -262,8 +262,9 @@ class TopicRoute:
 
     @property
     def all_queues(self) -> tuple[MessageQueue, ...]:
-        """All queues of the topic, sorted, including queues of unreachable brokers. An order topic has the queues of
-        its `order_config`. If the route has no layout, the result is the queues of the brokers in the route."""
+        """All queues of the topic, sorted, including queues of unreachable brokers. The route's layout lists them. For
+        an order topic, they are the queues of its `order_config`. If the route has no layout, only the queues of the
+        brokers in the route are known."""
         return self._all
 
     def require_all_queues(self) -> tuple[MessageQueue, ...]:
@@ -338,8 +339,8 @@ def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
 
 
 def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
-    """Divide `queues` queues among broker groups that already have `counts` queues. No group loses queues; the groups
-    with the fewest queues get more.
+    """Grow a topic to `queues` queues in total. `counts`: the number of queues that each broker group already has. No
+    group loses queues; the groups with the fewest queues get more.
 
     Raises InvalidArgumentError if `queues` is less than the sum of `counts`.
 

@@ -84,8 +84,8 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """The delayed messages of a store: how many messages wait, by level, and the largest lateness of a
-    delivery, in ms."""
+    """The delayed messages of a store. `pending`: the number of waiting messages, by level. `late_ms`: the largest
+    delay, in ms, between a message's delivery time and its delivery."""
 
     pending: Mapping[str, int] = field(default_factory=dict)
     late_ms: int = 0
@@ -209,7 +209,7 @@ class ControllerReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class RebalanceReport(ServerReport):
-    """The status of a Rebalance actor. It includes the slots that the actor holds; a slot is a share of the consumer
+    """The status of a Rebalance actor. `slots`: the slots that the actor holds. Each slot is a share of all consumer
     groups."""
 
     slots: tuple[int, ...] = ()
@@ -256,7 +256,8 @@ class PushInstanceReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class StoppedStore:
-    """A store on disk whose storage actor does not run, with its broker group and its directory."""
+    """A store whose directory exists on disk, but whose storage actor does not run. The fields name the store, its
+    broker group and its directory."""
 
     store: str
     broker: str
@@ -279,7 +280,7 @@ class Problem:
 class ClusterStatus:
     """The status of all servers of a cluster, as the servers report it. `actors`: the names of all running actors.
     `replication`: the Controller's report, if a Controller runs. `refused`: servers that refuse this user's calls.
-    `problems`: the problems that were found, failures before warnings.
+    `problems`: the problems that were found; failures come first, then warnings.
 
     `report`: the plain data of `raymq status --json`.
     """

@@ -221,8 +221,8 @@ class ScheduleStatus:
 class HookFigures(NamedTuple):
     """Metrics of one hook of a store since the store was opened. `batches`: batches passed to the hook. `refused`:
     messages that the hook refused. `failed`: calls that raised an exception or timed out. `skipped`: calls omitted
-    because an earlier call still ran. One field is the duration of the longest call, in ms. `setting`: put_hooks or
-    consume_hooks."""
+    because an earlier call still ran. A further field has the duration of the longest call, in ms. `setting`: the
+    setting that names the hook, put_hooks or consume_hooks."""
 
     path: str
     setting: str

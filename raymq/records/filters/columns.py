@@ -154,8 +154,8 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        # In a comparison by order, an operand is an array (of truth values) only if it negates a text that is not a
-        # number. Such a comparison is NULL, or RAISES.
+        # An operand of a comparison by order is an array (of truth values) only if it negates a text that is not a
+        # number. The comparison then gives NULL, or RAISES.
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
@@ -191,7 +191,7 @@ def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
             return FALSE
         return (left == right).astype(np.uint8) if isinstance(right, np.ndarray) else RAISES
     if isinstance(right, TextColumn):
-        # swap the operands: a text column and a constant are equal or unequal in either order
+        # `=` between a text column and a constant is symmetric, so swap the operands
         return _equal_texts(right, left)
     if isinstance(right, np.ndarray):
         return ((right == TRUE) == is_true_text(left)).astype(np.uint8) if isinstance(left, str) else FALSE
@@ -217,8 +217,8 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """Return the truth values `truths`, one per message. If an operand raises an error for a message, the message's
-    truth value becomes RAISES."""
+    """Return a copy of `truths`, the truth values of an expression, one per message. If an operand of the expression is
+    RAISES for a message, so is the message's truth value."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)
@@ -234,7 +234,8 @@ def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tupl
     first, first_readable = _numbers(left, kind)
     second, second_readable = _numbers(right, kind)
     more, less = first > second, first < second
-    if kind is ValueKind.DOUBLE:  # As in Java, NaN is greater than all other doubles, and -0.0 is less than 0.0.
+    # Java orders doubles so: NaN is greater than all other doubles, and -0.0 is less than 0.0.
+    if kind is ValueKind.DOUBLE:
         first_nan, second_nan = np.isnan(first), np.isnan(second)
         zeros = (first == 0) & (second == 0)
         more |= (first_nan & ~second_nan) | (zeros & np.signbit(second) & ~np.signbit(first))

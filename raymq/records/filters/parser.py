@@ -109,8 +109,8 @@ _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND regio
 @lru_cache(maxsize=_CACHED)
 def _compiled(text: str) -> Truth | FilterExpressionError:
     try:
-        # The result is the plan of the filter expression, not a syntax tree: while the parser reads the text, it calls
-        # the functions that build the plan, and `parse` returns the last call's result.
+        # `parse` returns no syntax tree. While the parser reads the filter expression, it calls the functions that
+        # build the expression's plan. The result of the last call is the whole plan, and `parse` returns it.
         found: Truth = _parser().parse(text)  # type: ignore[assignment]
     except UnexpectedCharacters as error:
         return _bad_character(text, error)
@@ -263,8 +263,8 @@ class _Planner(Transformer[Token, Operand]):
 
 
 def _made(operator: Token | None, make: Callable[..., Truth], *operands: object) -> Truth:
-    """Call `make` with the operands, and return the condition that it builds. If `make` raises RefusedError, raise the
-    error again with the operator's position."""
+    """Call `make` with the operands of `operator`, and return the condition that `make` builds. If `make` raises
+    RefusedError, raise the error again with the operator's position."""
     try:
         return make(*operands)
     except RefusedError as error:

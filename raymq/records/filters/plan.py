@@ -14,8 +14,8 @@ from raymq.records.filters.values import Number, Value, ValueKind, compare
 
 
 class RefusedError(Exception):
-    """Raised for a combination of operator and operands that RocketMQ does not compile. The error text has the reason
-    and the correction."""
+    """RocketMQ would not compile this combination of an operator and its operands. The error text states the reason,
+    and how to correct the expression."""
 
 
 class Order(Enum):
@@ -92,8 +92,8 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """The condition `operand [NOT] CONTAINS 'text'`, or a similar search. A search is never NULL: if the operand is not
-    a text, both the plain form and the NOT form are FALSE."""
+    """The condition `operand [NOT] CONTAINS 'text'`, or the same condition with STARTSWITH or ENDSWITH. It is never
+    NULL: if the operand is not a text, both the plain form and the NOT form are FALSE."""
 
     test: TextTest
     operand: Operand

@@ -43,8 +43,8 @@ def matches(plan: Truth, properties: Properties) -> bool:
 
 
 def truth_of(plan: Truth, properties: Properties) -> bool | None:
-    """Return the truth value of a plan for these message properties. Raises IncomparableError if RocketMQ's evaluation
-    would raise an error."""
+    """Return the truth value of a parsed filter expression (`plan`) for these message properties. Raises
+    IncomparableError if RocketMQ's evaluation would raise an error."""
     value = value_of(plan, properties)
     assert value is None or isinstance(value, bool)
     return value
@@ -98,9 +98,9 @@ def _comparison(left: Value, right: Value) -> int | None:
 
 
 def _first(operands: tuple[Truth, ...], properties: Properties, *, decisive: bool) -> bool | None:
-    """Evaluate an AND (`decisive` False) or an OR (`decisive` True). Returns `decisive` if an operand has this truth
-    value, without evaluating later operands. Otherwise returns NULL if an operand is NULL, else the opposite of
-    `decisive`."""
+    """Evaluate an AND (`decisive` is False) or an OR (`decisive` is True). If an operand has the truth value
+    `decisive`, returns this value, and does not evaluate later operands. Otherwise returns NULL if an operand is NULL,
+    else the opposite of `decisive`."""
     result: bool | None = not decisive
     for operand in operands:
         truth = truth_of(operand, properties)

@@ -40,8 +40,8 @@ NULL."""
 
 
 class IncomparableError(Exception):
-    """Raised for two values that cannot be compared, such as a number and the text "abc". The filter expression then
-    matches nothing."""
+    """Two values in a filter expression cannot be compared, for example a number and the text "abc". The expression
+    then does not match the message."""
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]+")
@@ -89,11 +89,11 @@ def is_true_text(text: str) -> bool:
 
 
 def compare(left: Value, right: Value) -> int:
-    """Compare two values that are not NULL: the result is negative, 0 or positive. It is -1 for unequal values without
-    an order.
+    """Compare two values that are not NULL: the result is negative, 0 or positive. If unequal values have no order, the
+    result is -1.
 
-    Raises IncomparableError for comparisons that raise an error in RocketMQ. These are a number with a text that is not
-    a number, and a boolean on the left with a text on the right.
+    Raises IncomparableError for the two comparisons that raise an error in RocketMQ. One compares a number with a text
+    that is not a number. The other has a boolean on the left and a text on the right.
     """
     if isinstance(left, str):
         return _compare_text(left, right)

@@ -39,8 +39,9 @@ body_size."""
 class RecordCheck(NamedTuple):
     """Result of parsing a record at a position: its `size` in bytes, and `ok` (True if it is intact).
 
-    The pair is (the record's size, True) for a record, (0, True) for a BLANK, (-1, False) if no record exists at the
-    position, and (size, False) for a record whose length fields disagree with its size.
+    The four possible results: (the record's size, True) for an intact record, (0, True) for a BLANK (end-of-file
+    marker), (-1, False) if no record exists at the position, and (size, False) for a record whose length fields
+    disagree with its size.
     """
 
     size: int
@@ -64,8 +65,8 @@ def check_record(
     """Parse the record at `position` of `buffer`, whose end is the end of the file (spec/storage.md §5).
 
     `check_crc`: compare the body's CRC, and the property CRC if the record has one. `check_property_crc`: compare only
-    the property CRC; a record without a property CRC fails. Never raises, whatever the buffer contains. A record whose
-    fields would be outside the buffer counts as no record.
+    the property CRC; a record without a property CRC fails. Never raises, whatever the buffer contains. If a field
+    would lie outside the buffer, the result is that no record is at `position`.
     """
     limit = len(buffer)
     if not 0 <= position <= limit - MIN_RECORD_SIZE:
@@ -108,8 +109,8 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """Check a position after which the buffer is too short for a record. Returns the check's result for a BLANK
-    (end-of-file marker) if one is there, otherwise the result for no record."""
+    """Check a position after which the buffer is too short for a record. If a BLANK (end-of-file marker) is at this
+    position, returns a result that describes the BLANK. Otherwise the result states that there is no record."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD
@@ -139,9 +140,9 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
 def find_starts(buffer: Buffer) -> NDArray[np.int64]:
     """Return the positions of the records that fill `buffer`, even if records are damaged. The first position is 0.
 
-    Returns the result of `record_starts` if the size fields add up to the buffer's length. Otherwise, after a damaged
-    record, the search continues at the next record whose length fields fit. So several adjacent damaged records count
-    as one record.
+    Returns the result of `record_starts` if the size fields add up to the buffer's length. If not, a record is damaged.
+    The search then continues at the next record whose length fields are consistent. So several adjacent damaged records
+    are returned as one record.
     """
     try:
         return record_starts(buffer)

@@ -42,7 +42,7 @@ INNER_BATCH_MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size, in bytes, of the decompressed items of one inner batch, which has up to 32,767 messages."""
 PIECE_BYTES: Final = 256 * 1024
 """Maximum number of bytes that `check_compressed` and `decompress_prefix` decompress in one step. A Zstandard block (up
-to 128 KiB) is always smaller."""
+to 128 KiB) is always smaller than a step."""
 
 _CHECKSUM_BYTES: Final = 4
 """Size in bytes of the optional checksum at the end of a Zstandard frame."""
@@ -199,7 +199,7 @@ def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
     _check_end(size if is_known else 0, True, None, max_bytes)
     most = size if is_known else max_bytes
     body = _contexts.decompressor.decompress(data, max_output_size=most, allow_extra_data=False)
-    # for a frame without a content size, zstandard ignores extra bytes after the frame, so check for them here
+    # zstandard does not report extra bytes after a frame that lacks a content size, so check for extra bytes here
     if not is_known or not size:
         _check_end(len(body), True, data[_frame_end(data, has_checksum=frame.has_checksum) :], max_bytes)
     return body
@@ -297,8 +297,8 @@ def _frame_end(data: bytes, *, has_checksum: bool) -> int:
     while not is_last and position < len(data):
         is_last = data[position] & 1
         position = _block_end(data, position)
-    # `_block_end` always adds the size of a checksum to the last block. Subtract this size if the frame has no
-    # checksum.
+    # `_block_end` assumes that a checksum follows the last block. If the frame has no checksum, subtract the checksum's
+    # size.
     return position - (0 if has_checksum else _CHECKSUM_BYTES)
 
 

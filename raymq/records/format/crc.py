@@ -25,8 +25,9 @@ _MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
 _MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
 """Positions of the constant bytes in the 20 bytes of a property CRC: the prefix and the final byte."""
 _MARK_LEAST: Final = len(_MARK) - 2
-"""Minimum number of matching constant bytes for which a record counts as a record with a property CRC. Up to two bytes
-may differ, because a disk error may have changed them."""
+"""Minimum number of matching constant bytes from which a record counts as having a property CRC. The constant bytes are
+the prefix and the last byte of a property CRC. Up to two of them may differ, because a disk error may have changed
+them."""
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
@@ -72,7 +73,9 @@ def seal_holds(record: bytes | bytearray | memoryview) -> bool:
     bytes."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # fast path: most records have no property CRC, which the first four bytes of `seal` already show
+        # fast path: most records have no property CRC, which the first four bytes of `seal` (the record's last 20
+        # bytes) already show
+        return True
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 

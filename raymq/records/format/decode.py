@@ -71,7 +71,7 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
 
 def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tuple[int, ...]) -> None:
     """Raise RecordError if the record's property CRC is wrong but the CRC of its body is right. If both CRCs are wrong,
-    only the body counts as damaged."""
+    raise nothing: the damage then is reported as damage of the body."""
     if not seal_holds(memoryview(data)[position : sections[-1]]):
         body = data[sections[0] : sections[1]]
         if not body or body_crc(body) == header[2]:

@@ -56,8 +56,8 @@ class DispatchView(NamedTuple):
 
     @property
     def producer(self) -> ProducerSequence | None:
-        """The sequence that the record's producer set for deduplication. None if one of the sequence's properties is
-        missing or not a number, as in a record that other software wrote."""
+        """The producer id, epoch and sequence number by which the store detects duplicates of this record. None if one
+        of these properties is missing or not a number, as in a record that other software wrote."""
         properties = self.properties
         producer_id = properties.get(PROPERTY_PRODUCER_ID)
         if producer_id is None:
@@ -72,8 +72,8 @@ class DispatchView(NamedTuple):
 def dispatch_view(
     buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
 ) -> DispatchView:
-    """Return the DispatchView of the record at `position`. Raises RecordError if the record's length fields do not fit.
-    No CRC is checked.
+    """Return the DispatchView of the record at `position`. Raises RecordError if the record's length fields contradict
+    each other. No CRC is checked.
 
     `delay_levels_ms`: the store's delay levels, from which the `tags_code` of a delayed message is computed.
     """

@@ -48,8 +48,8 @@ from raymq.records.format.message_id import IdRange
 _NO_COMPRESSION: Final = Compression()
 
 
-# ProducerSequence and EncodedBatch are created for each append. They are not frozen, because creating a frozen
-# dataclass takes four times as long. Do not modify instances.
+# The classes ProducerSequence and EncodedBatch are not frozen: an instance is created for each append, and creating a
+# frozen dataclass takes four times as long. Do not modify the instances.
 @dataclass(slots=True, unsafe_hash=True)
 class ProducerSequence:
     """The identity of a producer, and the sequence numbers of a batch of its messages, by which stores recognise
@@ -212,8 +212,8 @@ def encode_batch(
 
 
 def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) -> None:
-    """Raise MessageIllegalError unless all messages belong to `topic` (None: any topic) and have `waits` as their
-    `wait_store_msg_ok`."""
+    """Raise MessageIllegalError if a message does not belong to `topic` (None: any topic), or if its
+    `wait_store_msg_ok` differs from `waits`."""
     for message in messages:
         if topic is not None and message.topic != topic:
             raise MessageIllegalError(
@@ -236,7 +236,8 @@ def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.S
 
 @lru_cache(maxsize=1024)
 def topic_part(topic: str) -> tuple[int, bytes]:
-    """Return the magic number of `topic`'s records, and the topic's length and text as bytes of a record."""
+    """Return the two topic-dependent values of a record: the magic number, and the topic's length and text as
+    bytes."""
     data = check_topic(topic).encode()
     if len(data) > layout.V1_TOPIC_SIZE_MAX:
         return layout.MAGIC_V2, len(data).to_bytes(2) + data

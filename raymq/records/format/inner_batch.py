@@ -77,8 +77,8 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
         raise RecordError(
             f"the inner batch at physical offset {view.physical_offset} has {len(items)} messages, not {count}"
         )
-    # `topic`: the bytes of the topic's length and text in the inner batch. Each message's separate record contains the
-    # same bytes.
+    # `topic`: the part of the inner batch that contains the topic's length and the topic's text. The record that is
+    # built for each message contains the same bytes.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]

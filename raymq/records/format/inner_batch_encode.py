@@ -97,9 +97,9 @@ def is_inner_batch(records: Buffer) -> bool:
 
 
 def count_messages(properties: bytes) -> int:
-    """Return the number of messages in an inner batch with these properties, as `encode_inner_batch` writes them.
-    Returns 0 if the properties do not contain this number, or have no space for the queue offset of the batch's first
-    message."""
+    """Read the number of messages in an inner batch from the batch's properties, which `encode_inner_batch` wrote.
+    Returns 0 if this number is missing or invalid. Also returns 0 if the properties have no space for the queue offset
+    of the batch's first message."""
     text = decode_properties(properties).get(PROPERTY_INNER_NUM, "")
     messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
     return messages if messages <= INNER_MESSAGES_MAX and base_position(properties) else 0

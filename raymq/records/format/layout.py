@@ -193,7 +193,8 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
     readers that read every record of a fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
-        if fields[7] & SYS_FLAG_HOSTS_MASK:  # an IPv6 host in the sys flag (header field 7) makes the header longer
+        # if the sys flag (header field 7) states an IPv6 host, the header is longer
+        if fields[7] & SYS_FLAG_HOSTS_MASK:
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:

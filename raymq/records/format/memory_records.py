@@ -1,7 +1,7 @@
 """Records of one queue in memory, which are sliced and joined without decoding.
 
-Consumers keep fetched records in this form. So a limit on bytes bounds the memory. Records can be sent back, or
-converted into a table, without an object per message.
+Consumers keep fetched records in this form, so a limit on the records' bytes also limits a consumer's memory. Records
+can be sent back, or converted into a table, without an object per message.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class LocatedRecords(NamedTuple):
 
     @classmethod
     def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """Return the records of a fetch whose bytes include damaged records. The result has the same meaning as that of
-        `of_fetch`."""
+        """Return the records of a fetch whose bytes include damaged records. Apart from the damage, the result is as
+        that of `of_fetch`."""
         all_wanted, starts = count == next_offset - first_offset, find_starts(data)
         sizes = np.diff(starts, append=len(data))
         if all_wanted and len(starts) == count:
@@ -98,8 +98,8 @@ class LocatedRecords(NamedTuple):
         damaged: list[tuple[int, int]] = []
 
         def fill(end_offset: int, position: int) -> None:
-            """Assign the queue offsets below `end_offset` to the damaged records since the last intact record.
-            `position`: the start of the next intact record, or the end of `data`."""
+            """Give queue offsets to the damaged records that follow the last intact record. The offsets end before
+            `end_offset`. `position`: the start of the next intact record, or the end of `data`."""
             start = rows[-1][2] + 1 if rows else first_offset
             places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
             rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
@@ -136,8 +136,8 @@ class MemoryRecords:
 
     @classmethod
     def of(cls, located: LocatedRecords) -> MemoryRecords:
-        """Return `located` as MemoryRecords. Its records must follow one another without gaps and fill its
-        bytes."""
+        """Return `located` as MemoryRecords. The records of `located` must follow one another without gaps, and fill
+        all bytes of `located`."""
         data = bytes(located.data)
         return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 

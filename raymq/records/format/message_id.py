@@ -145,7 +145,7 @@ class UniqueIdGenerator:
         """Return `count` unique ids that share one millisecond. Raises InvalidArgumentError if `count` is more than
         65536.
 
-        If the current millisecond has fewer than `count` ids left, all of these ids belong to the next millisecond.
+        If fewer than `count` ids are left in the current millisecond, all returned ids belong to the next millisecond.
         """
         if not 0 <= count <= IDS_PER_MS:
             raise InvalidArgumentError(
@@ -155,8 +155,8 @@ class UniqueIdGenerator:
             return self._ids_of_one_ms(count, all_of_them=True)
 
     def next_parts(self) -> tuple[str, int]:
-        """Return one unique id as a pair: its stem and its counter. They are the `stem` and `first` of an IdRange with
-        this id."""
+        """Return one unique id as a pair: its stem (the part before the last four hex digits) and its counter (these
+        digits). They are the `stem` and `first` of an IdRange with this id."""
         with self._lock:
             return self._take(1, all_of_them=True)[:2]
 
@@ -166,8 +166,8 @@ class UniqueIdGenerator:
         return IdRange(*self._take(wanted, all_of_them=all_of_them))
 
     def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
-        """Reserve up to `wanted` unique ids that share one millisecond; with `all_of_them`, exactly `wanted` ids.
-        Returns the ids' common stem, the counter value of the first id, and the number of ids."""
+        """Reserve up to `wanted` unique ids that share one millisecond. If `all_of_them` is True, reserve exactly
+        `wanted` ids. Returns the ids' common stem, the counter value of the first id, and the number of ids."""
         if os.getpid() != self._process_id:
             self._start_process()
         now_ms = self._clock_ms()
@@ -185,8 +185,8 @@ class UniqueIdGenerator:
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
         stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        # Set all attributes that depend on the current millisecond in one assignment statement. No signal handler can
-        # then run between the assignments and find an inconsistent state.
+        # Set all attributes that depend on the current millisecond in one statement. Otherwise a signal handler could
+        # run after only some of them are set, and then make wrong ids.
         self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0
 
 

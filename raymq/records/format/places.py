@@ -45,8 +45,8 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """Return the error that reading the body of the message at this place raises. `reason`: why the body is
-        unreadable. `record_damaged`: True if the whole record is damaged."""
+        """Return the error that is raised when the body of the message at this place (queue and queue offset) is read.
+        `reason`: why the body is unreadable. `record_damaged`: True if the whole record is damaged."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
@@ -66,12 +66,13 @@ class RecordPlaces(NamedTuple):
 
     @classmethod
     def of(cls, queue: MessageQueue, records: LocatedRecords) -> RecordPlaces:
-        """Return the expected places (queue, offsets and sizes) of the given records of `queue`."""
+        """Return the places that the given records of `queue` should have: their queue, offsets and sizes."""
         return cls(queue, records.offsets, records.physical_offsets, records.sizes)
 
     @classmethod
     def unknown(cls, broker_name: str) -> RecordPlaces:
-        """Return expected places that name only the broker group, for records whose queue is unknown."""
+        """Return the RecordPlaces of records whose queue is unknown. It contains only the name of the broker
+        group."""
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:
@@ -84,7 +85,8 @@ class RecordPlaces(NamedTuple):
         )
 
     def pick(self, rows: NDArray[np.int64] | slice) -> RecordPlaces:
-        """Return a RecordPlaces with the expected places of only the records at the indices `rows`."""
+        """Return a copy that has the expected places (queue offsets, physical offsets and sizes) only of the records at
+        the indices `rows`."""
         return RecordPlaces(
             self.queue,
             None if self.offsets is None else self.offsets[rows],

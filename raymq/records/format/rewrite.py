@@ -57,8 +57,8 @@ EXCHANGED_NAMES: Final = tuple(
         PROPERTY_SEQUENCE,
     )
 )
-"""The beginnings (name and separator) of the properties that a new record does not inherit. The new record has
-properties for its own producer (`producer_text`), and the store assigns its offsets in light queues."""
+"""The beginnings (name and separator) of the properties that are not copied into a new record. Instead the new record
+gets the properties of its own producer (`producer_text`), and the store assigns its offsets in light queues."""
 
 
 _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
@@ -95,7 +95,7 @@ class WaitingRecord:
 
 def split_record(record: bytes | memoryview) -> RecordParts:
     """Split one whole record into its fields. Does not check the CRCs. Raises RecordError if the length fields do not
-    add up."""
+    match the length of `record`."""
     data = bytes(record)
     header = read_header(data)
     body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)

@@ -23,11 +23,12 @@ _HEAD_BYTES: Final = 8
 """Number of bytes that a scan reads from the beginning of a header: the record's size and magic number, 4 bytes
 each."""
 _SAMPLE: Final = 32
-"""Number of records that a scan reads one by one before it looks for repeating sizes. After a failed prediction the
-number is doubled."""
+"""Number of records that a scan reads one by one before it predicts the sizes of further records. If the prediction
+fails early, the scan doubles this number for the next prediction."""
 _SAMPLE_MAX: Final = 4096
 _PERIOD_MAX: Final = 8
-"""Maximum length, in records, of a repeating sequence of record sizes that a scan detects."""
+"""A log scan detects that the sizes of records repeat periodically. This is the maximum length of a period, in
+records."""
 _GUESS_MIN: Final = 128
 _GUESS_MAX: Final = 16384
 
@@ -36,7 +37,7 @@ class Walked(NamedTuple):
     """The records that a scan found, and the end position of the scan."""
 
     starts: NDArray[np.int64]
-    """The position of each record, ascending; shape (n,)."""
+    """The position of each record in the scanned bytes, ascending; shape (n,)."""
     end: int
     """The end of the last record that the scan found; the scan's first position if it found no record."""
 
@@ -63,8 +64,8 @@ def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, a
             for piece in _guess(data, hops[-period:], position, limit):
                 pieces.append(piece.starts)
                 position, guessed = piece.end, guessed + len(piece.starts)
-        # If the prediction of record sizes failed early, read twice as many records one by one (at most _SAMPLE_MAX)
-        # before the next prediction.
+        # The next prediction of record sizes begins after a sample of records that are read one by one. If the last
+        # prediction was right for only few records, double the size of this sample (to at most _SAMPLE_MAX).
         sample = _SAMPLE if guessed >= _GUESS_MIN else min(sample * 2, _SAMPLE_MAX)
     return Walked(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], position)
 
@@ -89,8 +90,8 @@ def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool
 
 
 def _period(hops: list[int], end: int) -> int:
-    """Return the number of records after which the sizes of the last records repeat; 0 if the sizes do not repeat.
-    `hops`: starts of consecutive records; the last record ends at `end`."""
+    """Return the period with which the sizes of the last records repeat, as a number of records; 0 if the sizes do not
+    repeat. `hops`: starts of consecutive records; the last record ends at `end`."""
     last = [*hops[-_SAMPLE:], end]
     sizes = [other - one for one, other in pairwise(last)]
     for period in range(1, _PERIOD_MAX + 1):
@@ -107,8 +108,8 @@ def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Wa
     """
     heads = windows(data, _HEAD_BYTES)
     model_heads = heads[np.array(model)].view(np.int64)
-    # Predict that the sizes of the records at `model` repeat as one period. `steps`: the start of each of these
-    # records, relative to the first. `stride`: the length of the period in bytes.
+    # Predict that the following records repeat the sizes of the records at `model`, as one period. `steps`: the start
+    # of each record at `model`, relative to the first. `stride`: the length of the period in bytes.
     steps, stride = np.array(model) - model[0], position - model[0]
     pieces: list[Walked] = []
     count = _GUESS_MIN

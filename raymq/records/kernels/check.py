@@ -1,4 +1,5 @@
-"""Checks batches from producers before a store accepts them. All records of a batch are checked at a time.
+"""Checks batches from producers before a store accepts them. All records of a batch are checked together, not one by
+one.
 
 `validate_batch` raises MessageIllegalError unless a batch has the form that `encode_batch` produces.
 raymq.records.format.check parses single records that are already on disk.
@@ -44,7 +45,8 @@ class BatchFacts(NamedTuple):
 
 
 def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
-    """Check that `batch` has the form of `encode_batch`, so that its records can be stamped and stored.
+    """Check that `batch` has the form of the batches that `encode_batch` returns, so that its records can be stamped
+    and stored.
 
     The sizes must add up, and each record's length fields must agree with its size. Magic number and topic must match
     `batch.topic`, queue ids must equal `batch.queue_id`, and all hosts must have the same families (IPv4 or IPv6).
@@ -77,8 +79,9 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
 
 
 def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None:
-    """Check a batch whose records all have equal lengths. The batch's memory is read as a table with one row per
-    record. Returns None if the first record is not legal, or if another record has other lengths."""
+    """Check a batch quickly, if all its records have the same lengths. The batch's memory is read as a table with one
+    row per record. Returns the facts about the batch. Returns None if the first record is not legal, or if any lengths
+    differ from the first record's lengths."""
     sizes, data = batch.sizes, batch.records
     count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:

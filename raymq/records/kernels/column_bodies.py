@@ -49,8 +49,8 @@ class Bodies:
     _compressed: Ints
     """The indices of the records whose body is compressed and readable, ascending."""
     _sizes_of: list[int]
-    """The decompressed size, in bytes, of each readable compressed body. The bodies have the order of their row numbers
-    in `_compressed`."""
+    """The decompressed size, in bytes, of each readable compressed body, in the order of the rows in
+    `_compressed`."""
     _plain: list[bytes]
     """The decompressed bytes of each compressed body that could be read, in the order of the rows in `_compressed`.
     Empty if the caller does not need the decompressed bodies."""
@@ -88,8 +88,8 @@ class Bodies:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # Arrow's views refer to a buffer with all bodies. Use only the bytes from the first body to the last body as
-        # this buffer: pickling a table copies whole buffers, and `data` may be a mapped file.
+        # Arrow's views refer to one buffer that contains the bodies. This buffer is only the part of `data` from the
+        # first body to the last body. Pickling a table copies whole buffers, and `data` may be a large mapped file.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
@@ -128,9 +128,9 @@ def read_bodies(
 ) -> Bodies:
     """Return the bodies at positions `at` of `data`, of `size` bytes each; all arrays have shape (n,).
 
-    `crc`: the expected CRC of each body; None skips the comparison. Without `decompresses`, compressed bodies stay
-    compressed. Without `keeps`, compressed bodies are decompressed only as a check. The result has all n rows. If the
-    decompressed bodies would exceed `max_bytes`, it has fewer rows, but at least one.
+    `crc`: the expected CRC of each body; None skips the comparison. If `decompresses` is False, compressed bodies stay
+    compressed. If `keeps` is False, compressed bodies are decompressed only to check them. The result has all n rows.
+    If the decompressed bodies would exceed `max_bytes`, it has fewer rows, but at least one.
     """
     errors: dict[int, str] = {}
     if crc is not None:
@@ -210,9 +210,9 @@ def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
 def spread(
     batch: pa.RecordBatch, rows: Ints, count: int, damaged: dict[int, str], places: RecordPlaces
 ) -> pa.RecordBatch:
-    """Insert rows for damaged records into `batch`, for a total of `count` rows. Row `rows[i]` of the result is row i
-    of `batch`. Each other row is a damaged record, with its reason in `damaged`. Such a row has only the queue and
-    offsets of the record's place; all other columns are null."""
+    """Insert rows for damaged records into `batch`. The result has `count` rows. Row i of `batch` becomes row `rows[i]`
+    of the result. All other rows of the result stand for damaged records, with the reasons in `damaged`. Such a row has
+    only the queue and the offsets, from `places`; its other columns are null."""
     indices, absent = np.zeros(count, np.int64), np.ones(count, np.bool_)
     indices[rows], absent[rows] = np.arange(len(rows)), False
     chosen = int_array(indices, absent)
@@ -234,8 +234,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Return the column `name`, with replaced values in `rows`, the rows of unreadable records. A replaced value is the
-    topic, queue or offset that the record should have. A row keeps its value if the expected value is unknown."""
+    """Return the column `name` with corrected values in the rows of unreadable records (`rows`). A corrected value is
+    the topic, queue or offset that the record should have. A row keeps its value if the expected value is unknown."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:

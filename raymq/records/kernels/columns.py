@@ -73,7 +73,8 @@ MORE_COLUMNS: Final = [
 `body_size`: the length of the body in bytes, for callers that do not need the body. `error`: the reason why a message
 is unreadable; null for readable messages."""
 _NEED_BODIES: Final = frozenset(("body", "body_size", "error"))
-"""Columns for which compressed bodies must be decompressed."""
+"""The columns that need decompressed bodies. If a batch has none of these columns, compressed bodies are not
+decompressed."""
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in BODY_TYPES.items()}
 _NO_TEXT: Final = text_scalar("")
@@ -150,7 +151,8 @@ class _Order:
     limit: int | None
 
     def bodies(self, data: Bytes, at: Ints, size: Ints, sys_flag: Ints, crc: NDArray[Any]) -> Bodies:
-        """Read the records' bodies. They are decompressed and kept only if the requested columns need this."""
+        """Read the records' bodies. The bodies are decompressed only if a requested column needs this, or if an
+        unreadable body raises an error. They are kept only for the column `body`."""
         names = self.schema.names
         decompresses = self.raises or not _NEED_BODIES.isdisjoint(names)
         expected = crc if self.check_crc else None
@@ -225,13 +227,14 @@ def _decode_first(
 
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
-    """Decode records into a batch of columns if at least one of the records is damaged."""
+    """Decode records, at least one of them damaged, into a batch of columns."""
     _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
-        # First decode the records before the first damaged record: if one of them has an unreadable body, that error
-        # must be raised first. The size limit may end the batch before the damaged record.
+        # Decode the records before the first damaged record first. If one of them has an unreadable body, its error
+        # must be raised, not the error of the damaged record. The size limit may end the batch before the damaged
+        # record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -338,8 +341,8 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
-    """Return a column with the offset message id in the rows where `missing` is True, because the message has no unique
-    id. The other rows are null."""
+    """Return a column with offset message ids. A row has an id only if `missing` is True, because its message has no
+    unique id. All other rows are null."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
@@ -403,7 +406,8 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     rules of `decode_properties` are needed."""
     rows = len(column)
     try:
-        column.cast(pa.string())  # The cast only raises an error if a text is not UTF-8; its result is not used.
+        # The result of this cast is not used. The cast checks the texts: it raises an error if a text is not UTF-8.
+        column.cast(pa.string())
     except pa.ArrowInvalid:
         return None
     # Read the Arrow buffers of the column with the records' property texts directly. The property text of row i is
@@ -436,8 +440,8 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = numbers_of(names.indices, np.int32)
-    # `pieces_up_to`: for each row, the number of properties that end at or before the row's end. From these numbers
-    # follows the row of each property (`piece_rows`).
+    # `pieces_up_to`: for each row, the number of properties of all rows up to this row's end. `piece_rows`, computed
+    # from these numbers: for each property, its row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -448,8 +452,9 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
     """True if a row has a property name twice. `rows` and `codes`: the row number and the name code of each
     property."""
-    # Fast path: `codes` has the number (code) of each property's name. No name is repeated in a row if the codes ascend
-    # within each row. Codes ascend in most batches, because all rows have the same property names in the same order.
+    # `codes`: the number (code) of each property's name. If the codes ascend within each row, no row has a name twice,
+    # and the slow check below is not needed. Codes ascend in most batches, because all rows have the same property
+    # names in the same order.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
     # Sort the properties by name, and by row within each name, so that repeated names of a row are adjacent.

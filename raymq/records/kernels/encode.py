@@ -1,7 +1,7 @@
 """Encodes columns as the records of a batch, without a Python object per message.
 
-`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. All headers form one matrix of
-bytes. The bytes after the bodies form other matrices and columns. The fields of all rows are joined at once:
+`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. Each part of the records is a
+matrix of bytes, if it has the same length in all rows, or else a column of byte strings. All rows are joined at once:
 
     | header | body | topic, size of the properties | the row's own properties | UNIQ_KEY, identity, sequence |
       matrix   column            matrix                      column                         matrix
@@ -247,8 +247,8 @@ def _put_decimals(target: Bytes, first: int) -> None:
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # Copy each number's last four digits from the table of digits. The digits before the last four are equal for up to
-    # 10,000 consecutive numbers, so they are written once for all of these rows.
+    # Copy the last four digits of each number from the table of digits. Up to 10,000 consecutive numbers have the same
+    # digits before the last four. So one assignment writes these digits into the rows of all these numbers.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
         count = min(rows - done, len(table) - lower)
@@ -312,8 +312,8 @@ def _join(
     own: ByteColumn | None,
     endings: Sequence[_Ending],
 ) -> memoryview:
-    """Encode records of different lengths: the parts of all records are columns of byte strings, which are joined row
-    by row."""
+    """Encode records of different lengths. Each part of the records is a column of byte strings; the columns are joined
+    row by row."""
     rows, width = len(bodies), len(topic_text) + 2
     heads = np.empty((rows, len(head.text)), np.uint8)
     head.write(heads)

@@ -109,8 +109,9 @@ def find_intact(
     """Find the intact records among the records at positions `starts`. Returns the fields of the intact records, their
     indices (ascending), and the reason for each damaged record, by index.
 
-    With `places`, a record that does not agree with its place counts as damaged. With `check_crc`, a record also counts
-    as damaged if its property CRC is wrong although its body matches the body's CRC.
+    `places`: the queue, offsets and sizes that the records should have. If it is given, a record that differs from its
+    place counts as damaged. With `check_crc`, a record also counts as damaged if its property CRC is wrong although its
+    body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
     # A check that fails reports all its damaged records at once. Repeat the checks without these records. The loop
@@ -130,8 +131,8 @@ def find_intact(
 
 
 _PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
-"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that are compared with the expected place of a
-record."""
+"""numpy type of the header fields from QUEUE_ID_OFFSET on. A reader compares them with the queue id, queue offset and
+physical offset that a record should have."""
 
 
 def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:

@@ -1,7 +1,8 @@
 """Computes the index hashes of consecutive unique ids, and checks that records have these ids.
 
-For the ids of a range, the hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) is the sum of two numbers:
-one for the topic and the ids' stem, and one from a table for the four digits of the counter.
+For the ids of a range, the hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) is the sum of two numbers.
+The first is for the topic and the part that the ids have in common (the stem). The second is from a table for the four
+digits of the counter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _FLAGS_THAT_MATTER: Final = layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_H
 
 
 def _counter_digits() -> NDArray[np.uint8]:
-    """Return the four upper-case hexadecimal digits of each possible counter value; shape (65536, 4)."""
+    """Return the four upper-case hexadecimal digits of each value that a unique id's counter can have; shape (65536,
+    4)."""
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)
     shifts = np.arange(_DIGITS - 1, -1, -1) * 4
     return np.ascontiguousarray(symbols[(np.arange(IDS_PER_MS)[:, None] >> shifts) & 15])
@@ -44,8 +46,8 @@ def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 _COUNTER_DIGITS: Final = _counter_digits()
 _COUNTER_HASHES: Final = _hashes_of(_COUNTER_DIGITS)
-# The four hexadecimal digits of each value of a message id's counter, as one 32-bit number. They are compared with a
-# record's bytes.
+# For each value of a message id's counter: its four hexadecimal digits (4 bytes), read as one 32-bit number. Comparing
+# such numbers with a record's bytes is faster than comparing single digits.
 _COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
 
 
@@ -119,8 +121,8 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
     """True if the property texts have no KEYS and differ only in two numbers. The first number is the counter in the
-    record's unique id: the id of record i must be `stem` followed by `counters[i]`. The second number is the producer's
-    sequence number.
+    record's unique id: the id of record i is `stem` followed by `counters[i]`. The second number is the producer's
+    sequence number. False if an id differs from this.
 
     Most batches of a producer pass this check, which reads each text only a few times.
     """

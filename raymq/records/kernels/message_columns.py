@@ -90,8 +90,9 @@ class MessageColumns(Sequence[Message]):
         [body] = self.bodies.slice(row, row + 1).tolist()
         message = Message(self.topic, body)
         if tags is not None or keys or properties:
-            # Set the message's tags, keys and properties without a check. They were checked when the columns were made.
-            # A check would refuse the properties that raymq may have added since.
+            # Set the message's tags, keys and properties without a check. The user's values were checked when the
+            # columns were made. raymq may have added reserved properties afterwards, and a check would refuse these
+            # properties.
             force_setattr(message, "tags", tags)
             force_setattr(message, "keys", tuple(keys.split(" ")) if keys else ())
             force_setattr(message, "properties", properties)

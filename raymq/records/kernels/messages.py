@@ -233,8 +233,9 @@ class StoredMessages:
 
 
 class DoubtfulMessages(StoredMessages):
-    """Decodes the fields of messages from their records. Some messages have compressed bodies (`compressed`: their
-    indices), or bodies that are known to be unreadable (`reasons`, by index). Thread-safe."""
+    """Decodes the fields of messages from their records, if some bodies are compressed or unreadable. `compressed`: the
+    indices of messages with compressed bodies. `reasons`: by message index, the reason why a body is unreadable.
+    Thread-safe."""
 
     __slots__ = (
         "_bodies",

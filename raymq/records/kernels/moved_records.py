@@ -1,8 +1,8 @@
 """Moves due records of delayed messages to their target queues, many records at a time.
 
-The result equals the result of `read_waiting` and `move_record` in raymq.records.format.rewrite for each record. The
-module handles only records that these two functions move without an error: records with IPv4 hosts, common property
-layouts, readable properties, and bodies that match their CRC. The caller passes all other records to these two
+For each record, the result equals the result of `read_waiting` and `move_record` in raymq.records.format.rewrite. The
+module handles only records that these two functions move without an error. Such a record has IPv4 hosts, a common
+property layout, readable properties, and a body that matches its CRC. The caller passes all other records to these two
 functions, which raise the errors.
 """
 
@@ -132,8 +132,9 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """Return, for each due delayed message, the text of the properties that its record in the target queue keeps. The
-    texts are a byte table with one row per record. A separator byte follows each property."""
+    """Return the property texts of due delayed messages for their records in the target queues, without the properties
+    that are exchanged. The result is a table of bytes with one row per record. A separator byte follows each property.
+    """
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):

@@ -98,8 +98,8 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
 def _texts(data: Bytes, at: Ints, sizes: Ints, width: int) -> Bytes:
     """Return the property texts as rows of a table with `width` columns. A row is 0x02, the text, 0x02, and then
     arbitrary bytes."""
-    # Begin each row of the table one byte before the record's property text, in the text's length field. This makes
-    # room for a 0x02 before the first property.
+    # The property text's length field lies directly before the text. Let each row of the table begin at this field's
+    # last byte. This makes room for a 0x02 before the first property.
     table = _table(data, at - 1, width)
     table[:, 0] = 2
     table[np.arange(len(at)), sizes + 1] = 2

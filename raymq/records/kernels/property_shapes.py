@@ -26,8 +26,8 @@ _ASCII_END: Final = 0x80
 _DIGITS_MAX: Final = 18
 _ROWS_PER_SHAPE: Final = 64
 _SHAPES_MIN: Final = 8
-"""Number of shapes of property texts that are always accepted. More shapes are accepted only if there are on average at
-least _ROWS_PER_SHAPE records per shape."""
+"""Number of shapes (common layouts of property texts) that a batch may always have. More shapes are allowed only if
+there are on average at least _ROWS_PER_SHAPE records per shape."""
 _TEXT_MAX: Final = 2048
 """Maximum length in bytes of a record's property text for which shapes (common layouts) are used."""
 
@@ -42,10 +42,11 @@ class Values:
     """The bytes of the property's value in each of the m records, shape (m, length of a value). This is a view without
     a copy."""
     varies: NDArray[np.bool_]
-    """Mask of the byte columns in which the property's values differ, shape (length of a value,)."""
+    """Mask of the byte positions at which the property's values in the m records differ, shape (length of a
+    value,)."""
 
     def first(self) -> bytes:
-        """Return the value that the first of these m records has for the property."""
+        """Return the property's value in the first of the m records."""
         return bytes(self.table[0])
 
     def part(self, start: int, end: int) -> Values:
@@ -81,8 +82,8 @@ class Values:
         return numbers
 
     def java_hashes(self) -> NDArray[np.uint32] | None:
-        """Return the `java_hash` of each value, modulo 2**32. Returns None if a value is not ASCII, because its UTF-16
-        code units then differ from its bytes."""
+        """Return Java's string hash of each property value, modulo 2**32. Returns None if a value is not ASCII, because
+        Java hashes UTF-16 code units, which then differ from the bytes."""
         first = self.first()
         if not first.isascii():
             return None
@@ -108,8 +109,8 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class PropertyShape:
-    """A group of records, m in number, whose property texts differ only in the values of the properties. All values of
-    one property have the same length."""
+    """A group of m records whose property texts differ only in the values of the properties. All values of one property
+    have the same length."""
 
     rows: Ints
     texts: Bytes
@@ -121,8 +122,8 @@ class PropertyShape:
     """Mask of the byte columns of `texts` that are not equal in all m records, shape (length of one text,)."""
 
     def get(self, name: bytes) -> Values | None:
-        """Return the values of the property `name` in the records of this shape; None if the shape does not have the
-        property."""
+        """Return the values of the property `name` in this group of records, whose property texts have one layout
+        (shape). Returns None if these records do not have the property."""
         span = self.values.get(name)
         if span is None:
             return None
@@ -172,8 +173,8 @@ def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
     if not size:
         yield PropertyShape(rows, texts, {}, np.zeros(0, bool))
         return
-    # In each pass, the first remaining property text defines a shape. Texts with another shape remain for the next
-    # pass.
+    # Each pass yields one shape, that of the first remaining property text, with all texts of this shape. Texts of
+    # other shapes remain for the next pass.
     while len(rows):
         values = _parse(texts[0].tobytes())
         if values is None:

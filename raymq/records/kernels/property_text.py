@@ -40,8 +40,8 @@ class ListColumn:
 
     parts: tuple[ByteColumn, ...]
     starts: Ints
-    """Index of the first list or map entry of each row, followed by the total number of entries; ascending from 0,
-    shape (n + 1,)."""
+    """For each row, the index of its first entry in `parts`, followed by the total number of entries. The indices
+    ascend from 0; shape (n + 1,). An entry is an element of the row's list or map."""
 
 
 def property_texts(
@@ -63,8 +63,8 @@ def property_texts(
 def property_sizes(
     tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> Ints | int:
-    """Return an upper bound of each row's property text length in bytes. The bound exceeds the length by a few bytes at
-    most, and is 0 if no row has properties."""
+    """Return, for each row, an upper bound of the length of the row's property text, in bytes. The bound exceeds the
+    length by a few bytes at most, and is 0 if no row has properties."""
     sizes: Ints | int = 0
     for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
         if isinstance(column, PropertyTexts):

@@ -179,8 +179,9 @@ def stamp_alike(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """Fill in the fields that the store determines in records of equal size (`stride` bytes). The records fill `data`
-    and have no property CRC. The fields are written as columns of one table."""
+    """Fill in the fields that the store sets: queue offset, physical offset, store time and store host. The records
+    have an equal size (`stride` bytes), fill `data`, and have no property CRC. Each field is written in all records at
+    once."""
     count = len(data) // stride
     offsets = np.ndarray((count, 2), _BIG_ENDIAN_LONG, data, layout.QUEUE_OFFSET_OFFSET, (stride, 8))
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + count)
@@ -206,7 +207,8 @@ def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[
 def _store_timestamps_at(data: bytearray | memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the position of each record's store-timestamp field. The records begin at positions `starts` of
     `data`."""
-    # A bit in the sys flag's last byte marks an IPv6 born host, which shifts the store timestamp.
+    # If a bit in the last byte of the sys flag is set, the born host is an IPv6 address. The store timestamp then
+    # begins IPV6_EXTRA bytes later.
     wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
     return starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
 

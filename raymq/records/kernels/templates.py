@@ -56,8 +56,9 @@ _TAIL_MAX: Final = 4096
 """Maximum length in bytes of a record's tail (the bytes after its body). If a tail is longer, the records are decoded
 without templates."""
 _SCRATCH_BYTES: Final = 100_000
-"""Number of bytes of record tails that are decoded at a time. The memory allocator reuses a block of this size. It
-would return a larger block to the operating system, and each new block would fault in its pages again."""
+"""Number of bytes of record tails (the bytes after the records' bodies) that are decoded at a time. The memory
+allocator reuses a block of this size. It would return a larger block to the operating system, and each new block would
+fault in its pages again."""
 INLINE_MAX: Final = 12
 """Maximum length, in bytes, of a value that Arrow's view layout stores in the view itself, without a separate
 buffer."""
@@ -100,7 +101,7 @@ class TemplatedRecords:
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(text_scalar(names[0]), len(self.body_at))
-        # The records have several topics: return a dictionary array of the distinct topics and each record's code.
+        # The records have several topics: for each record, take the topic of the record's template.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
             codes[template.rows] = code
@@ -122,15 +123,15 @@ class TemplatedRecords:
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # Count the wanted properties (name-value pairs) of each record. The sums of the counts are the index of each
-        # record's first pair in the Arrow map array.
+        # Count the wanted properties (name-value pairs) of each record. The cumulative sums of these counts are the
+        # positions in the Arrow map array at which each record's pairs begin.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
         # In the map array, the name-value pairs of a record follow each other. Pair j of each record with this template
-        # has the name names[j], stored as a code (an index into `known`). The value of the pair is copied from the
-        # record's tail.
+        # (layout of topic and properties) has the name names[j], stored as a code (an index into `known`). The value of
+        # the pair is copied from the record's tail (the bytes after the body).
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
@@ -155,8 +156,8 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
     head = _heads(data, starts)
     body_size, body_at = head["body_size"], starts + HEAD.itemsize
     tail_at, ends = body_at + body_size, starts + head["total_size"]
-    # Accept only V1 records with IPv4 hosts whose tails (the bytes after the body) lie inside the buffer. A tail has at
-    # least its two length fields (3 bytes).
+    # Accept only V1 records with IPv4 hosts whose tails (the bytes after the body) lie inside the buffer. The two
+    # length fields of a tail already take 3 bytes.
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
@@ -167,9 +168,9 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # Record tails (the bytes after the body) of the most common size are processed first. If too few of them share
-        # a template (the same topic and property layout), the rarer tails probably share no template either. Then give
-        # up.
+        # Record tails (the bytes after the body) of the most common size are processed first. If too few of these tails
+        # share a template (the same topic and property layout), tails of rarer sizes probably share none either. Then
+        # the function returns None.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
@@ -201,9 +202,9 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """Yield the templates of the record tails (the bytes after each body) at positions `at`, which have `sizes` bytes.
-    Tails of the most common size come first. Yields None last if a tail is longer than _TAIL_MAX, unusual or damaged.
-    """
+    """Yield the templates of the record tails (the bytes after each body). `at` and `sizes`: positions and sizes of the
+    tails. Tails of the most common size come first. Yields None last if a tail is longer than _TAIL_MAX, unusual or
+    damaged."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     if len(counts) > _TAIL_MAX + 1:
         yield None
@@ -214,8 +215,8 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | 
         # of equal size can share a template.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # Create a template (the shared layout of topic and properties) from the first remaining record tail, and select
-        # the tails that match it. The next iteration processes the tails that do not match.
+        # Each iteration creates a template (a shared layout of topic and properties) from the first remaining record
+        # tail, and selects all tails that match it. The other tails remain for the next iteration.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -254,8 +255,8 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
     """Return a mask of the record tails (the bytes after the body) that have the same template as the first tail; shape
-    (m,) for m tails. Such a tail differs from the first tail only in the property values, and its values contain no
-    separator."""
+    (m,) for m tails. A tail with this template differs from the first tail only in the property values. Its property
+    values contain no separator."""
     # `fixed`: mask of the byte positions in a record tail that are outside of all property values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():

@@ -86,8 +86,8 @@ def messages_of(
 
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""Largest value of a consume-queue entry's tag-code field that means the address of an extension unit. Larger values
-are tag codes."""
+"""Largest value of a consume-queue entry's tag-code field that is the address of an entry (unit) in the queue's
+extension. Larger values are tag codes."""
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
@@ -101,7 +101,8 @@ def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert the addresses that consume-queue entries store into offsets of extension units."""
+    """Convert the addresses of extension units, as consume-queue entries store them, into offsets in the queue's
+    extension."""
     return addresses ^ _FIRST_ADDRESS
 
 
@@ -124,8 +125,8 @@ def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
 
 class ExtensionReader:
     """Reads the consume-queue extensions in `directory`, whose files have `file_size` bytes. The reader is used only if
-    a consume-queue entry has the address of an extension unit. So it is never used if the store's extension option was
-    never on."""
+    a consume-queue entry has the address of an entry (unit) in the extension. So it is never used if the store's
+    extension option was never on."""
 
     def __init__(self, maps: FileMaps, directory: str, file_size: int) -> None:
         self._maps, self._directory, self._file_size = maps, directory, file_size
@@ -139,8 +140,8 @@ class ExtensionReader:
         starts = offsets - offsets % self._file_size
         units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
         for start in np.unique(starts).tolist():
-            # `rows`: indices of the addresses whose extension unit is in this extension file. If the file was deleted,
-            # these units stay zero.
+            # `rows`: the indices of the addresses that lead to entries (units) in this extension file. If the file was
+            # deleted, these entries stay zero.
             rows = np.flatnonzero(starts == start)
             try:
                 data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)

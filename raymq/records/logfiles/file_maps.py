@@ -57,8 +57,8 @@ class FileMaps:
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
         self.on_failure: Callable[[OSError], None] | None = None
-        """Callback that any thread calls when it finds that the disk cannot be read. It must not block. None: there is
-        no callback, and `get` raises the OSError to its caller."""
+        """Callback that any thread calls when it finds that the disk cannot be read. It must not block. If it is None,
+        `get` instead raises the OSError to its caller."""
 
     def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
         """Return the bytes of a file as a read-only array over a memory map; an empty array for an empty file.

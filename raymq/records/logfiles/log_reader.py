@@ -51,8 +51,8 @@ _SCAN_UNITS: Final = 16_384
 _FILTER_UNITS: Final = 32_768
 """Maximum number of messages that one fetch checks with a filter expression."""
 _FILTER_BYTES: Final = 32 << 20
-"""Limit of the bytes of records that one fetch checks with a filter expression. Once the checked records exceed it, the
-fetch ends."""
+"""Maximum number of bytes of records that one fetch checks with a filter expression. The fetch ends after the checked
+records exceed this limit."""
 _FILTER_UNITS_FIRST: Final = 256
 """Minimum number of messages that the first step of a fetch checks with a filter expression; each further step checks
 four times as many. The first step is small, because a small fetch needs few messages if most of them match."""
@@ -106,9 +106,9 @@ class LogReader:
         self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
         self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
         self.mend_units: Callable[[str, int, int, int], bool] | None = None
-        """Called by `fetch` if consume-queue entries (units) do not match their records. The arguments are a topic, a
-        queue id, and an offset range that contains these units. Returns True if it has rebuilt some of the units. None
-        if this reader cannot repair units."""
+        """Function that `fetch` calls if consume-queue entries (units) do not match their records. The arguments are a
+        topic, a queue id, and an offset range that contains these units. The function returns True if it has rebuilt
+        some of the units. None if this reader cannot repair units."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
         """Return at most `count` entries (units) of a consume queue from queue offset `from_offset` on, as an array
@@ -144,8 +144,8 @@ class LogReader:
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units at `addresses` in a queue's consume-queue extension, and a mask of the units that
-        exist."""
+        """Return the entries (units) at `addresses` in a queue's consume-queue extension, and a mask of the entries
+        that exist."""
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -167,7 +167,7 @@ class LogReader:
         """
         if not len(units):
             return []
-        # The result has one view (memoryview) for each range of records that are adjacent on disk.
+        # Join records that are adjacent on disk into ranges. The result has one view (memoryview) for each range.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
         # `breaks`: indices of the records after which the next record is not adjacent in the log. `first`, `last`: the
@@ -242,8 +242,9 @@ class LogReader:
 
         Returns at most `max_bytes` of records, but at least one record if any matches. Returns no records if the filter
         excludes every message that one call checks. Raises DataLossError if the first record does not exist, or if its
-        consume-queue entry points to another record. Also raises DataLossError for a queue whose records are created on
-        read (`makes_records`). If a later record is missing, the records before it are returned.
+        consume-queue entry points to another record. Also raises DataLossError for a queue whose records the store does
+        not keep in the log as they are, but creates when it reads them (`makes_records`). If a later record is missing,
+        the records before it are returned.
         """
         if is_light_queue(request.topic):
             raise DataLossError(
@@ -328,8 +329,9 @@ class LogReader:
         self, request: FetchRequest, end_offset: int, max_bytes: int
     ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
         """Choose the consume-queue entries (units) before `end_offset` that match a fetch request. Returns groups of
-        units with their queue offsets, and the queue offset at which to continue. With a filter expression, this offset
-        may be before `end_offset` even if every checked message was excluded."""
+        units with their queue offsets, and the queue offset at which to continue. One call checks a limited number of
+        messages with a filter expression. So the returned offset may be before `end_offset`, even if no checked message
+        matches."""
         codes = None
         expression = None if request.sql is None else SqlFilter(request.sql)
         at_once = _SCAN_UNITS if expression is None else max(_FILTER_UNITS_FIRST, 2 * request.max_messages)
@@ -396,9 +398,9 @@ class LogReader:
         return passing
 
     def makes_records(self, topic: str, queue_id: int) -> bool:
-        """True if `fetch` creates the queue's records instead of returning bytes of the log. This is so for two kinds
-        of queues: light queues, whose records are in the log as records of other queues, and queues of inner batches.
-        """
+        """True if `fetch` creates the queue's records instead of returning bytes of the log. `fetch` creates the
+        records of two kinds of queues: light queues, whose records are in the log as records of other queues, and
+        queues of inner batches."""
         return is_light_queue(topic) or self.has_batches(topic, queue_id)
 
     def _light_records(self, topic: str, units: NDArray[np.void], offsets: NDArray[np.int64]) -> Iterator[bytes]:
@@ -421,8 +423,8 @@ class LogReader:
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
         free_bytes, next_offset = max_bytes, max_offset
-        # The tags of the batched messages are in the records, not in the queue's entries. Reading records takes longer,
-        # so one fetch checks fewer messages.
+        # The tags of the batched messages are in the records, not in the queue's entries. Reading records takes longer
+        # than reading entries, so a fetch from such a queue checks fewer messages than a fetch from a plain queue.
         scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
         for units in units_from(self.maps, directory, request.queue_offset):
             if units[0]["base_offset"] >= scan_end:

@@ -73,7 +73,8 @@ _ADMINISTERS: Final = frozenset((Action.CREATE, Action.UPDATE, Action.DELETE))
 
 
 def parse_perm(text: str | None) -> Perm:
-    """Parse a permission in an ACL 1.0 file. As in RocketMQ, every unknown text means DENY (golden fact 138)."""
+    """Parse a permission in an ACL 1.0 file. As in RocketMQ, every unknown text means DENY (golden fact 138 of
+    spec/features.md)."""
     return _PERMS.get((text or "").strip(), Perm.DENY)
 
 
@@ -109,8 +110,8 @@ class Account:
         for resource, perm in own.items():
             pattern = Pattern(resource.type, resource.name, is_prefix=False)
             allowed = _allowed(perm)
-            # This DENY entry is for the actions that the account's permission on this name does not allow. Without the
-            # entry, the account's default entries (built below) could allow these actions.
+            # The account's permission on this name may exclude some actions. A DENY entry refuses these actions.
+            # Otherwise the account's default entries (built below) could allow them.
             denied = _BOTH if perm & Perm.DENY else _allowed(defaults[resource.type]) & ~allowed
             made += _entry(pattern, _actions(allowed), Decision.ALLOW, PolicyType.CUSTOM)
             made += _entry(pattern, _actions(denied), Decision.DENY, PolicyType.DEFAULT)
@@ -164,11 +165,11 @@ class Acl1:
 
 
 def read_acl1(texts: Iterable[tuple[str, str]]) -> Acl1:
-    """Parse ACL 1.0 files. `texts` has the name of each file, which errors contain, and the file's text.
+    """Parse ACL 1.0 files. `texts`: the name and the text of each file. Errors contain the file's name.
 
-    If several accounts have the same access key, the first account counts (spec/features.md §7.1). Raises ConfigError
-    if RocketMQ also refuses the file, or if an access key is not allowed as a user name. The error names the position
-    in the file, and never a secret.
+    If several accounts have the same access key, only the first of these accounts is used (spec/features.md §7.1).
+    Raises ConfigError if RocketMQ also refuses the file, or if an access key is not allowed as a user name. The error
+    names the position in the file, and never a secret.
     """
     accounts: dict[str, Account] = {}
     white_list: list[str] = []

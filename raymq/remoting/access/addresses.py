@@ -39,8 +39,8 @@ def pattern_matches(pattern: str, address: str) -> bool:
 
 
 def check_source(source: str) -> str:
-    """Return the address source `source` in canonical spelling. Raises InvalidArgumentError if it is neither an IP
-    address nor a CIDR."""
+    """Return `source`, an IP address or a CIDR, in canonical spelling. Raises InvalidArgumentError if it is neither an
+    IP address nor a CIDR."""
     try:
         return str(ip_network(source)) if "/" in source else str(ip_address(source))
     except ValueError as error:
@@ -50,8 +50,8 @@ def check_source(source: str) -> str:
 
 
 def source_matches(source: str, address: str) -> bool:
-    """True if `address` equals the address source `source`, or lies in `source` if that is a CIDR. False if `address`
-    is unknown or not an IP address."""
+    """True if `address` equals the address `source`, or lies in the address range `source` (in CIDR notation). False if
+    `address` is unknown or not an IP address."""
     try:
         at = ip_address(address)
     except ValueError:
@@ -114,7 +114,7 @@ def _matches_one(one: str, address: str) -> bool:
     if not _part_matches(ranges[2], parts[2]):
         return False
     # As in RocketMQ: if the third part of an address pattern is a range or a star, the fourth part is ignored (golden
-    # fact 136).
+    # fact 136 of spec/features.md).
     return not ranges[2].isdecimal() or _part_matches(ranges[3], parts[3])
 
 

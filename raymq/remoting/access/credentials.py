@@ -117,8 +117,8 @@ def read_private(file: Path, max_bytes: int = SECRET_FILE_MAX_BYTES) -> str:
     `max_bytes`, owned by another user, or readable by others."""
     try:
         with file.open("rb") as stream:
-            # Check the file that was opened (`fstat`), not the file that has the name now: another file may have
-            # replaced it since.
+            # Check the file that was opened (`fstat`). Another file may have replaced it since, and may now have its
+            # name.
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{file} is not a file")

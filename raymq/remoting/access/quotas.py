@@ -53,7 +53,7 @@ class Quotas:
     """
 
     def __init__(self, bounds: Sequence[str] = SEND_BOUNDS, done: str = "") -> None:
-        """`done`: text before "bytes" and "messages" in the error messages, for example "consumed "; by default
+        """`done`: a word that the error texts put before "bytes" and "messages", such as "consumed ". By default it is
         empty."""
         self._bounds, self._done = bounds, done
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
@@ -67,8 +67,8 @@ class Quotas:
         return self._take(user, size, messages, now_ms)[1]
 
     def take(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take tokens for a request of `size` bytes and `messages` messages from the user's buckets, as `wait_ms` does.
-        Raises QuotaExceededError if the buckets do not have enough tokens."""
+        """Take tokens for a request of `size` bytes and `messages` messages from the user's buckets. Raises
+        QuotaExceededError, and takes no tokens, if the buckets do not have enough."""
         what, wait_ms = self._take(user, size, messages, now_ms)
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)

@@ -53,8 +53,8 @@ def _on_group(group: str, *actions: Action) -> Need:
 
 
 def _sending(topic: str) -> Need:
-    """Return the permission that sending to a topic needs. Sending to a retry topic means that a consumer returns a
-    message, so it needs the rights of a consumer of the group."""
+    """Return the permission that sending to a topic needs. A consumer sends to a retry topic to return a message. So
+    sending to a retry topic needs the rights of a consumer of the group."""
     resource = topic_resource(topic)
     return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
 
@@ -154,8 +154,8 @@ def _group_and_topics(*actions: Action) -> Rule:
 
 
 def _queues(*actions: Action) -> Rule:
-    """Return the access rule of a method whose first argument is a list of queues: the user needs `actions` on their
-    topics. Each queue is a tuple that begins with its topic."""
+    """Return the access rule of a method whose first argument is a list of queues: the user needs `actions` on the
+    topic of every queue. Each queue is a tuple that begins with its topic."""
     return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
 
 

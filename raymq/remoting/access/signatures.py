@@ -61,14 +61,15 @@ def sign(
 ) -> Signature:
     """Sign the request that calls `method` of `actor`. `payload` is the serialized arguments.
 
-    `key` is `Credentials.key`. `life` is the id of the actor's process incarnation, and `now_ms` that process's time.
-    `nonce`: NONCE_BYTES random bytes.
+    `key` is `Credentials.key`. `life` is the id of the actor's process incarnation, and `now_ms` is the time of that
+    process's clock. `nonce`: NONCE_BYTES random bytes.
     """
     return Signature(user, life, now_ms, nonce, _mac(user, key, actor, method, payload, life, now_ms, nonce))
 
 
 def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) -> None:
-    """Check that `signature` was made for the incarnation `life` of `actor`'s process, within SKEW_MS of `now_ms`.
+    """Check that `signature` was made for the present process of `actor`, whose id is `life`, and within SKEW_MS of
+    `now_ms`.
 
     Raises SignedTooEarlyError if not. The error contains `life` and `now_ms`, so that the client can sign again. This
     function does not check which user signed.
@@ -90,7 +91,8 @@ def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) ->
 def check(key: bytes, signature: Signature, actor: str, method: str, payload: bytes) -> None:
     """Check that `signature` was made with `key` for exactly this request. Raises AuthenticationError if not.
 
-    This function checks neither the signature's time nor repeats: `require_fresh` and `SeenNonces` do.
+    This function does not check the signature's time (see `require_fresh`). Nor does it check if the signature was used
+    before (see `SeenNonces`).
     """
     if len(signature.nonce) != NONCE_BYTES:
         raise AuthenticationError(f"the nonce of a signature must have {NONCE_BYTES} bytes, not {len(signature.nonce)}")
@@ -137,9 +139,9 @@ class SeenNonces:
                 "more; try again later"
             )
         self._seen.add(one)
-        # Remember this signature's nonce for 2 * SKEW_MS. A fresh signature's time is at most SKEW_MS ahead of
-        # `now_ms`, and a signature expires SKEW_MS after its time. So the nonce is remembered at least until its
-        # signature expires. Nonces are appended in the order in which they are forgotten.
+        # Remember the nonce for 2 * SKEW_MS, so that it is not forgotten before its signature expires. The signature's
+        # time is at most SKEW_MS after `now_ms`, and the signature expires SKEW_MS after its time. Nonces are appended
+        # in the order in which they are forgotten.
         self._order.append((now_ms + 2 * SKEW_MS, one))
 
     def _forget(self, now_ms: int) -> None:

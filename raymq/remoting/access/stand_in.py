@@ -49,7 +49,8 @@ class CallAuthentication(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ActorOwner:
-    """The users who may call an owned actor. This value is pickled with the actor's arguments, and never printed.
+    """The owner of an actor that serves only its owner, and the key of raymq's own calls to it. This value is pickled
+    with the actor's arguments, and never printed.
 
     `actor`: the actor's name, which signatures contain. `owner`: the user who started the actor. `call_key`: the key
     with which raymq's own actors sign their calls to this actor; empty if they make no calls.
@@ -169,8 +170,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _forward_signed(name: str) -> Callable[..., Any]:
-    """Build the signed variant of an actor's method. If access control is off, it ignores the signature, so a client
-    may sign all its calls."""
+    """Build the signed variant of an actor's method. If access control is off, the variant ignores the signature. So a
+    client may sign all its calls."""
 
     def method(self: Any, signature: Any, payload: bytes) -> Any:
         if self._authentication is not None:

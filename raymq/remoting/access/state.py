@@ -20,8 +20,8 @@ from raymq.remoting.access.users import BOUNDS, User, UserStatus, UserType, chec
 
 USERS_MAX: Final = 1000
 ENTRIES_MAX: Final = 4000
-"""Maximum number of policy entries of all users together. The limit keeps the record in which the state is stored
-smaller than the maximum message size."""
+"""Maximum number of policy entries of all users together. All users and entries are stored in one record. With this
+limit the record is smaller than the maximum message size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class AuthState:
         return self._changed(self.users, {**policies, name: after} if after else policies)
 
     def kept_at(self, now_ms: int) -> AuthState:
-        """Return this state with a version that is newer than every state from a file. A broker calls this method when
-        it begins to store the state.
+        """Return this state with a version that is higher than the version of any state from a file. A broker calls
+        this method when it begins to store the state.
 
         The version of a state from a file is the number of its users and entries. The version of a stored state is the
-        time in ms, or the previous version plus one.
+        time in ms at which it was stored, or the previous version plus one.
         """
         return replace(self, version=max(self.version, now_ms))
 

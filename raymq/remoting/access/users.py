@@ -19,12 +19,13 @@ from raymq.common.numbers import NumberRange, number_in
 from raymq.remoting.access.addresses import check_pattern
 
 SECRET_MIN_CHARACTERS: Final = 7
-"""Minimum length of a user's secret in characters, as for accounts of ACL 1.0 (golden fact 142)."""
+"""Minimum length of a user's secret in characters, as for accounts of ACL 1.0 (golden fact 142 of
+spec/features.md)."""
 USER_CHARS_MAX: Final = 64
 KEY_BYTES: Final = 32
 KEY_ROUNDS: Final = 100_000
-"""Number of PBKDF2 rounds, which take about 30 ms once per connection. They make it slow to guess a secret from its
-key."""
+"""Number of PBKDF2 rounds that derive a user's key from the user's secret. The rounds take about 30 ms, once per
+connection. They make it slow to find the secret of a known key by guessing."""
 
 INTERNAL_USER: Final = "rmq_sys_internal"
 """The user name with which raymq's own actors sign. No user can be created with this name."""

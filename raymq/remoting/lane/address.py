@@ -30,17 +30,14 @@ SAME_LINES_MAX: Final = 64
 """Maximum number of different warnings that are tracked. Further warnings are logged only after a tracked warning has
 expired."""
 NO_TLS: Final = frozenset({"wrong version number", "http request", "packet length too long", "record layer failure"})
-"""OpenSSL's error reasons which mean that the peer sends bytes that are not TLS."""
+"""OpenSSL's error reasons for a peer that does not use TLS, but sends other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneAddress:
-    """The address of a lane server: the `name` of its abstract Unix socket, and the secret that a client needs to open
-    a lane.
-
-    Clients on other nodes connect to `host` and `port`, with TLS if `tls` is set. If `port` is 0, the server serves
-    only its own node, and `own_node_only` contains the reason.
-    """
+    """The address of a server of lanes (direct socket connections): the `name` of its abstract Unix socket, and the
+    secret that a client needs to open a lane. Clients on other nodes connect to `host` and `port`, with TLS if `tls` is
+    set. If `port` is 0, the server serves only its own node, and `own_node_only` contains the reason."""
 
     name: str
     secret: bytes
@@ -66,8 +63,8 @@ class TlsFiles:
     authority: str
 
     def server_context(self) -> ssl.SSLContext:
-        """Build the TLS context of a lane server. The server requires client certificates. Raises OSError if a file
-        cannot be read."""
+        """Build the TLS context of a lane server, which serves direct socket connections. The server requires client
+        certificates. Raises OSError if a file cannot be read."""
         return self._prepare(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def client_context(self) -> ssl.SSLContext:
@@ -95,12 +92,12 @@ class TlsFiles:
 
 
 class TlsContext:
-    """The TLS context of the client's or server's end of lanes. It is built from files that may be replaced at any
-    time. Thread-safe."""
+    """The TLS context for the client's end or the server's end of lanes (direct socket connections). It is built from
+    files that may be replaced at any time. Thread-safe."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
-        """`make` is a method of TlsFiles that builds a TLS context. Raises OSError, or its subclass ssl.SSLError, if
-        the files are unreadable or do not match each other."""
+        """`make`: the method of TlsFiles that builds the TLS context from `files`. Raises OSError, or its subclass
+        ssl.SSLError, if the files are unreadable or do not match each other."""
         self.files = files
         self._make = make
         self._lock = threading.Lock()

@@ -23,12 +23,12 @@ from raymq.remoting.lane.frames import Buffer
 
 Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
 """Type of a function that runs a method call now or later, in any thread. Its arguments are the method's name, a
-function that makes the call, and a function that receives an error. If the call is refused, the error is passed to the
-third argument, or raised."""
+function that makes the call, and a function that receives an error. If the method call is refused, the error is either
+passed to the third argument or raised."""
 
 Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
-"""A function that raises unless the user of a request may call a method with the given arguments. It runs in the lane
-server's thread and must not block."""
+"""A function that raises an error unless the user of a request is allowed to call a method with the given arguments. It
+runs in the thread of the server of lanes (direct socket connections), and must not block."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 

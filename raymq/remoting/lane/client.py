@@ -35,7 +35,8 @@ OPEN_TIMEOUT_S: Final = 2.0
 BACKLOG_PAUSE_S: Final = 0.01
 """Pause in seconds before the client connects again to a server whose backlog is full."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
-"""Size in bytes of a lane's receive buffer, which is reused. A longer answer gets a separate buffer."""
+"""Size in bytes of the receive buffer of a lane (direct socket connection). The buffer is reused; an answer that is
+longer gets a separate buffer."""
 SEND_PARTS_MAX: Final = 512
 """Maximum number of buffers that one system call sends. The kernel accepts 1024."""
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
@@ -55,8 +56,8 @@ class Lane:
     """One client connection to a LaneServer. Only one thread at a time may use it."""
 
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Connect to the lane server, over TCP if `remote`, and authenticate. If this process has a user, authenticate
-        as this user.
+        """Connect to the lane server (server of direct socket connections), over TCP if `remote`, and authenticate. If
+        this process has a user, authenticate as this user.
 
         Raises OSError or EOFError if connecting fails. Raises LaneSecretError, which is an OSError, if the client or
         the server lacks the lane's secret. Raises LaneRefusedError if the server refuses this connection or this user.
@@ -71,8 +72,8 @@ class Lane:
         self._timeouts_s = [-1.0, -1.0]
         """The socket's current timeouts for receiving and for sending, in seconds."""
         self._small_timeout_s = -1.0
-        """The socket timeout in seconds that `call_small` has set for receiving and sending; -1 if another call has
-        changed the timeout."""
+        """The socket's timeout, in seconds, for receiving and sending, if `call_small` was the last call that set it.
+        -1 if another call has changed the timeout since then."""
         self.closed = False
         self._deadline_s = time.monotonic() + timeout_s
         self._is_tls = False
@@ -81,8 +82,8 @@ class Lane:
         close_in_child(self)
         try:
             self._shake_hands(address.secret)
-        # The lane's handshake may also fail with a TLS error: in TLS 1.3 the server can still refuse the client after
-        # the client's part of the TLS handshake has succeeded.
+        # The handshake of a lane (direct socket connection) may also fail with a TLS error. In TLS 1.3 the server can
+        # still refuse the client after the client's part of the TLS handshake has succeeded.
         except ssl.SSLError as error:
             self.close()
             raise _tls_refused(error, address, rays_tls()) from error
@@ -161,8 +162,9 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            # The fast path receives the answer here only if the lane's buffer is empty. A buffer with bytes holds
-            # answers to earlier requests; the general code then receives the answer.
+            # The fast path receives the answer here only if the receive buffer of the lane (direct socket connection)
+            # is empty. A buffer with bytes holds answers to earlier requests; the general code then receives the
+            # answer.
             if not self._have:
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
@@ -272,13 +274,14 @@ class Lane:
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True) and hasattr(self, "_stream"):
-            self._stream.close()  # The lane was garbage-collected, and the program did not call `close`.
+            # The lane (direct socket connection) was garbage-collected, and the program did not call `close`.
+            self._stream.close()
 
-    # Methods that receive and send frames (messages of the lane's protocol)
+    # Methods that receive and send frames (messages on a direct socket connection)
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
-        """Receive one frame. The frame's payload is in the lane's buffer or, if it is large, in a separate
-        buffer."""
+        """Receive one frame. The returned payload is a view of the lane's buffer or, if the payload is large, of a
+        separate buffer."""
         self._fill(self._header_bytes, deadline_s)
         fields = unpack_header(self._buffer, 0, checked=self._checked)
         size, start = fields[0], self._header_bytes
@@ -301,7 +304,8 @@ class Lane:
         return *fields, large
 
     def _fill(self, size: int, deadline_s: float) -> None:
-        """Receive bytes from the server until the lane's buffer holds `size` bytes."""
+        """Receive bytes from the server until the buffer of this lane (direct socket connection) holds `size`
+        bytes."""
         while self._have < size:
             self._have += self._receive(self._buffer[self._have :], deadline_s)
 
@@ -387,8 +391,8 @@ def timeval(timeout_s: float) -> bytes:
 
 
 def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
-    """Return the error to raise after a TLS error during the handshake. If the server merely disconnected, this is
-    `error` itself."""
+    """Return the error to raise after a TLS error during the handshake. If the server merely disconnected, return
+    `error` unchanged."""
     if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return error
     return TlsRefusedError(refused_by_client(error, f"{address.host}:{address.port}", files))

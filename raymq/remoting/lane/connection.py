@@ -53,7 +53,8 @@ STALL_TIMEOUT_S: Final = 5.0
 """Maximum time in seconds without progress while a large frame arrives, or while a client reads its answers. After this
 time the server closes the connection."""
 FRAME_TIMEOUT_S: Final = 30.0
-"""Maximum time in seconds for receiving a large frame, from the grant of the frame's turn to its last byte."""
+"""Maximum time in seconds for receiving a large frame, from the connection's turn (its permission to send the frame) to
+the frame's last byte."""
 ANSWER_PARTS_MAX: Final = 64
 """Maximum number of parts of an answer that are written separately. More parts are joined into one buffer
 first."""
@@ -172,8 +173,8 @@ class LaneRequest:
 
     @property
     def user(self) -> str:
-        """The name of the user who owns the lane. Empty if the server has no users, and after the request is
-        answered."""
+        """The name of the user who owns the lane (direct socket connection). Empty if the server has no users, and
+        after the request is answered."""
         return "" if self._connection is None else self._connection.user
 
     @property
@@ -227,7 +228,7 @@ class Connection:
         self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
         self.user = ""
-        """The name of the user who owns the lane; empty if the server has no users."""
+        """The name of the user who owns the lane (direct socket connection); empty if the server has no users."""
         self.is_open = False
         """True after the client has been authenticated."""
         self.is_closed = False
@@ -248,7 +249,7 @@ class Connection:
         """The time, in seconds, at which the server allowed the client to send its large frame (granted the
         turn)."""
         self._is_checked = False
-        """True while a timer runs that checks the progress of the large frame or of the buffered answers."""
+        """True while a timer runs. The timer checks the progress of the large frame or of the buffered answers."""
         self._refusal: BaseException | None = None
         self._is_waiting = False
         """True while a large frame waits for its turn, and while a completely received large frame waits for the
@@ -356,8 +357,8 @@ class Connection:
         self._read = self._read_frames
 
     def _judge_user(self) -> HandshakeStatus:
-        """Check the user who requests the lane, and store the user's name. Returns the status for the handshake; OPEN
-        if the server has no users."""
+        """Check the user who requests the lane (direct socket connection), and store the user's name. Returns the
+        status for the handshake; OPEN if the server has no users."""
         if self.server.users is None:
             return HandshakeStatus.OPEN
         self.user = handshake.user_of(self._rest)
@@ -656,8 +657,8 @@ class Connection:
             self.close()
 
     def _note_move(self) -> None:
-        """Store the current time as the time of the connection's last progress, and start the timer. The timer closes
-        the connection if its large frame, or the sending of its answers, makes no progress for too long."""
+        """Record that the connection made progress now, and start the connection's timer. The timer closes the
+        connection if receiving its large frame, or sending its answers, makes no progress for too long."""
         self._moved_s = time.monotonic()
         if not self._is_checked:
             self._is_checked = True

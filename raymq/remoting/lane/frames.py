@@ -17,7 +17,7 @@ from raymq.common.errors import RaymqError, ServiceNotAvailableError
 HEADER: Final = struct.Struct("<IBBHQ")
 """Format of a frame header: payload length in bytes, kind, flags, count, correlation."""
 CHECKED_HEADER: Final = struct.Struct("<IBBHQI")
-"""Format of a frame header on TCP, which ends with the CRC-32 of the other fields."""
+"""Format of a frame header on TCP. This header ends with the CRC-32 of its other fields."""
 _CRC: Final = struct.Struct("<I")
 
 PAYLOAD_MAX: Final = 2**32 - 1
@@ -48,8 +48,8 @@ Fields = tuple[int, int, int, int, int]
 
 
 class ProtocolError(OSError):
-    """Raised if the peer of a lane sent bytes that are not a frame, or sent an unexpected frame. The lane must be
-    closed."""
+    """Raised if the peer of a lane (direct socket connection) sent bytes that are not a frame, or sent an unexpected
+    frame. The lane must be closed."""
 
 
 def pack_header(length: int, kind: int, flags: int, count: int, correlation: int, *, checked: bool) -> bytes:
@@ -81,7 +81,7 @@ def encode_error(error: BaseException) -> bytes:
     name = type(error).__name__
     try:
         return msgspec.msgpack.encode((name, error.args, str(error)))
-    # msgpack cannot encode an argument of the error; send only the error's text.
+    # An argument of the error cannot be encoded by msgpack, so send only the error's text.
     except (TypeError, OverflowError, ValueError):
         return msgspec.msgpack.encode((name, None, str(error)))
 

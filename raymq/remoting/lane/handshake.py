@@ -45,7 +45,8 @@ class HandshakeStatus(IntEnum):
 
 
 class LaneRefusedError(ServiceNotAvailableError):
-    """Raised if the lane's server refuses this connection. A later attempt may succeed."""
+    """Raised if the server of a lane (direct socket connection) refuses the client's connection. A later attempt may
+    succeed."""
 
 
 class LaneSecretError(ProtocolError):
@@ -53,7 +54,8 @@ class LaneSecretError(ProtocolError):
 
 
 class TlsRefusedError(ConnectionRefusedError):
-    """Raised if the client or the server of a lane refuses the other's certificate, or if only one of them uses TLS.
+    """Raised if the client or the server of a lane (direct socket connection) refuses the other's certificate, or if
+    only one of them uses TLS.
 
     The error text names the certificate that must be replaced.
     """
@@ -77,7 +79,8 @@ def _proof(secret: bytes, word: bytes, server_hello: bytes, client_part: bytes) 
 
 
 def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = None) -> bytes:
-    """Build the client's reply to the server's hello. If `identity` is given, the reply is signed as this user.
+    """Build the client's reply to the hello (first message) of a lane server, which serves direct socket connections.
+    If `identity` is given, the reply is signed as this user.
 
     Raises LaneRefusedError if the server uses another version, or if the user's name is longer than
     USER_NAME_MAX_BYTES. Raises ProtocolError if the hello is not from a lane server.
@@ -98,7 +101,7 @@ def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = N
 
 
 def check_reply(secret: bytes, server_hello: bytes, reply: bytes) -> bool:
-    """True if the client's reply proves that the client has the lane's secret."""
+    """True if the client's reply proves that the client has the secret of the lane (direct socket connection)."""
     named, proof = reply[:_NAMED_BYTES], reply[_NAMED_BYTES:_PROVEN_BYTES]
     return hmac.compare_digest(proof, _proof(secret, b"client", server_hello, named))
 

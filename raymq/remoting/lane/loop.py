@@ -1,4 +1,5 @@
-"""An event loop: one thread that uses epoll to wait for sockets, for calls from other threads, and for timers."""
+"""An event loop in one thread. The thread waits with epoll for three things: events of sockets, calls from other
+threads, and expired timers."""
 
 from __future__ import annotations
 
@@ -174,8 +175,7 @@ class Loop:
                     turn.acquire()
                 for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    # The file descriptor has no callback any more if an earlier callback of the same turn has stopped
-                    # watching it.
+                    # The descriptor has no callback if another callback, earlier in this turn, has stopped watching it.
                     if callback is not None:
                         try:
                             callback(events)

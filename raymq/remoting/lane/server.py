@@ -70,7 +70,8 @@ Handler = Callable[[LaneRequest], None]
 
 
 class _ListeningSocket:
-    """A listening socket of a lane server, with the connections whose handshake is running."""
+    """A listening socket of a lane server (server of direct socket connections), with the connections whose handshake
+    is running."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -94,8 +95,8 @@ class _ListeningSocket:
 
 
 class LaneServer:
-    """Serves the frames of all lanes of one process. The server has one thread, which calls the `handlers`; they must
-    not block.
+    """Serves the frames of all lanes (direct socket connections) of one process. The server has one thread, which calls
+    the `handlers`; they must not block.
 
     A handler raises to refuse a frame, or answers the frame, immediately or later (LaneRequest). `contexts` creates the
     handlers' state for each connection. Large frames of the kinds `bulk_kinds` are handled one at a time, after all
@@ -275,8 +276,8 @@ class LaneServer:
         self._look_after_handshakes(listening)
 
     def admit(self, connection: Connection) -> bool:
-        """Register a connection whose client has the lane's secret. Returns False if the server already has
-        CONNECTIONS_MAX connections."""
+        """Register a connection whose client has the secret of the lane server (server of direct socket connections).
+        Returns False if the server already has CONNECTIONS_MAX connections."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         connection.context = self._contexts()
@@ -307,12 +308,12 @@ class LaneServer:
         return turn
 
     def turn_wait_s(self) -> float:
-        """Return the expected time, in seconds, that a new large frame would wait for its turn."""
+        """Return the expected time, in seconds, from now until a new large frame gets its turn."""
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
-        """End the turn of a connection whose large frame was handled. Then other connections, which wait for their
-        turn, can receive their large frames."""
+        """End the turn (permission to send a large frame) of a connection whose large frame was handled. Connections
+        that wait for their turn can then send their large frames."""
         self._let_in(self.turns.finish(connection, time.monotonic()))
 
     def _let_in(self, connections: list[Connection]) -> None:

@@ -109,8 +109,8 @@ class LargeFrames(Generic[OwnerT]):
         return next_owners
 
     def take_overdue(self, now_s: float) -> list[OwnerT]:
-        """Remove and return the connections (owners) whose large frames have waited too long. The caller refuses these
-        frames."""
+        """Return the connections (owners) whose large frames have waited too long for their turn. Also remove these
+        connections from the waiting list. The caller refuses their frames."""
         overdue = [owner for owner, frame in self._waiting.items() if now_s - frame.since_s > self._longest_wait_s]
         for owner in overdue:
             self.waiting_bytes -= self._waiting.pop(owner).size

@@ -162,8 +162,8 @@ class ClientFigures:
     # Methods that count messages and calls
 
     def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` messages that a producer sent to a topic, as succeeded or failed. `cost_ms`: the time from the
-        send of the first message to the outcome."""
+        """Add `count` messages that a producer sent to a topic to the metric of send times. `ok`: True if the messages
+        were stored, False if the send failed. `cost_ms`: the time from the send of the first message to the outcome."""
         if self.enabled:
             self._observe((SEND_COST, topic, "success" if ok else "failure"), cost_ms, count)
 

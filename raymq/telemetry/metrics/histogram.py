@@ -1,4 +1,4 @@
-"""A histogram of plain numbers. A Reporter converts it into Prometheus series."""
+"""A histogram that counts in plain Python numbers. A Reporter converts it into Prometheus series."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Reporter:
         per_group_max: int = 500,
     ) -> None:
         """`cluster`, `broker` and `storage`: default values of these labels, for metrics that have the labels. If
-        `enable` is False, nothing is passed to Ray, and no source is called."""
+        `enable` is False, nothing is reported to Ray, and no function that supplies gauges is called."""
         self._common = {"cluster": cluster, "broker": broker, "storage": storage}
         self._enable = enable
         self._limits = {"topic": per_topic_max, "consumer_group": per_group_max}
@@ -102,8 +102,8 @@ class Reporter:
                 failed = True
                 self._log_once(error)
         self._others.clear()
-        # Forget no time series in a report in which a source failed. The source has reported none of its topics and
-        # groups, although they still exist.
+        # If a source failed in this report, forget no time series: the topics and groups of this source are missing
+        # from the report, although they still exist.
         if not failed:
             self._reports += 1
             self._forget()

@@ -162,9 +162,10 @@ def recalled(group: str, topic: str, message_id: str, *, success: bool) -> Singl
 
 
 class TracedCalls(NamedTuple):
-    """A group of listener calls that are traced together. `request_id` is in the trace records of the calls' beginning
-    and of their end, and so connects them. `calls`: the listener's arguments, which are messages, lists of messages, or
-    placeholders of damaged messages. `message_count`: the total number of messages in the calls."""
+    """A group of listener calls that are traced together. The trace records of the calls' beginning and of their end
+    contain the same `request_id`, which connects these records. `calls`: the listener's arguments, which are messages,
+    lists of messages, or placeholders of damaged messages. `message_count`: the total number of messages in the calls.
+    """
 
     request_id: str
     calls: Sequence[Any]

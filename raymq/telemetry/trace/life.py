@@ -1,10 +1,11 @@
-"""The history of one message, assembled from trace records.
+"""Assembles the history of one message from trace records. The table names the kinds of records, and the ids by which
+the module assigns records to the message:
 
     Pub, EndTransaction, Recall              by the message's id
     SubBefore + SubAfter = one Attempt       by request id and message id; one of both may be missing
 
-A trace message may be sent twice. So a record that several trace messages contain counts only once. The module has no
-state.
+A trace message may be sent twice, so several trace messages may contain the same record. Such a record counts only
+once. The module has no state.
 """
 
 from __future__ import annotations

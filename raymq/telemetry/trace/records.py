@@ -255,8 +255,8 @@ def _fields(record: TraceRecord) -> Sequence[str]:
                 *((record.client_host,) if record.client_host else ()),
             )  # fmt: skip
         case SubBefore():
-            # The last field of a trace record must not be empty: RocketMQ's reader drops empty fields at the end, and
-            # then cannot read the record.
+            # The last field of a trace record must not be empty. RocketMQ's reader drops empty fields at the end of a
+            # record, and then cannot read the record.
             values = (
                 "SubBefore", record.time_ms, record.region, record.group, record.request_id, record.message_id,
                 record.retry_times, record.keys or ABSENT,

@@ -53,8 +53,8 @@ _LIGHT_OFFSET_BYTES: Final = 21
 """Maximum size in bytes of the offset that a store adds to a record's properties for each light queue."""
 
 _settles: Final = logging.getLogger("raymq.trace")
-"""Logger that controls whether commits have spans: only if its level is DEBUG. By default commits have no spans,
-because a program may commit at each poll, and such spans contain little information."""
+"""Logger whose level controls whether commits have spans. Commits have spans only if the level is DEBUG. By default
+commits have no spans, because a program may commit at each poll, and such spans contain little information."""
 
 
 def spans_if_set() -> Spans | None:
@@ -274,8 +274,9 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 
 
 def _legal(carrier: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the properties of the span context `carrier` that are valid message properties. A program may install any
-    propagator, whose values must not break a record or make a send fail."""
+    """Return the entries of `carrier` that are valid message properties. OpenTelemetry's propagators have written a
+    span context into `carrier`. A program may install any propagator, and its values must not break a record or make a
+    send fail."""
     # Fast path: OpenTelemetry's own propagators use only the names in _CARRIED_NAMES. Their values are printable ASCII
     # and need no full check.
     if carrier.keys() <= _CARRIED_NAMES and all(
@@ -294,8 +295,8 @@ def _is_legal(properties: Mapping[str, str]) -> bool:
 
 
 def _takes(message: Message, carrier: Mapping[str, str], size: int) -> bool:
-    """Return True if a message has no property with a name of the context `carrier`, and has space for the context,
-    which is `size` bytes long."""
+    """Return True if the trace context `carrier` can be added to a message's properties: no property has one of its
+    names, and the message has space for its `size` bytes."""
     if not carrier.keys().isdisjoint(message.properties):
         return False
     own_bytes = len(own_properties(message).encode()) + _LIGHT_OFFSET_BYTES * len(message.light_queues)
@@ -306,8 +307,8 @@ def _rows_with(texts: ByteColumn, names: Collection[str]) -> NDArray[np.bool_]:
     """Return a mask of the rows of property texts that have a property with one of the names."""
     written = texts.data[texts.offsets[0] : texts.offsets[-1]].tobytes()
     if not any(f"{name}\x01".encode() in written for name in names):
-        # Usually no text has any of the names, and one search in all texts together finds that out faster than a regex
-        # on each row.
+        # Usually no property text contains any of `names`. One search in the bytes of all texts finds that out faster
+        # than a regular expression on each row.
         return np.zeros(len(texts), np.bool_)
     pattern = f"(?:^|\x02)(?:{'|'.join(map(re.escape, names))})\x01"
     return mask_of(pc.match_substring_regex(texts.array(), pattern))

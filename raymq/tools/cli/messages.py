@@ -196,8 +196,9 @@ def consume(
     ):
         consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
-            # `held`: True if the consumer already had queues before the poll. A queue that is assigned during the poll
-            # is not polled for the whole timeout. So an empty poll does not show that such a queue is empty.
+            # `held`: True if the consumer already had queues when the poll began. A queue that is assigned only during
+            # the poll may have been polled for a moment only. Then an empty result does not show that the queue is
+            # empty.
             held = bool(consumer.assignment())
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:

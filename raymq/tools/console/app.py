@@ -1,7 +1,8 @@
-"""`create_app` builds the web console as an ASGI application. ConsoleServer serves this application with uvicorn in a
-thread.
+"""The web console as an ASGI application, which `create_app` builds. ConsoleServer serves this application with uvicorn
+in a thread.
 
-The actor `console` and the tests use the application and ConsoleServer. Ray Serve needs only the application.
+The actor `console` and the tests use both `create_app` and ConsoleServer. Ray Serve has its own web server, so it uses
+only `create_app`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ DEFAULT_TAIL_RATE: Final = 50
 
 
 def no_secret(given: str) -> str:
-    """Default check of a secret, for a console that has no secrets that a person could guess. It returns "": no secret
-    gives a role."""
+    """Default check of a secret, for a console without secrets: return "", because no given secret grants a
+    role."""
     return ""
 
 

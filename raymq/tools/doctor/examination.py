@@ -39,7 +39,8 @@ def examine(snapshot: DoctorSnapshot) -> list[Finding]:
 def take_snapshot(
     settings: ClusterSettings, address: str | None, prometheus: str | None, progress: ProgressCallback
 ) -> DoctorSnapshot:
-    """Collect facts about this machine, and about the Ray cluster and raymq at `address` if they run.
+    """Collect facts about this machine, about the Ray cluster at `address`, and about raymq in this cluster. The
+    cluster and raymq need not run.
 
     `settings` contains the store directories to use if raymq does not run, and the limits of disk usage. If a server is
     missing or does not answer, no error is raised: the snapshot contains the error.

@@ -73,8 +73,8 @@ def fail(seen: str, do: str, where: str = "") -> Finding:
 
 def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
     """Run all checks in order, and return their findings. A skipped check has one finding with the reason."""
-    # Shorten the snapshot's errors to the reason before the colon. After the colon is advice for users who need a
-    # cluster, but the doctor also works without one.
+    # Each error in the snapshot is a reason, a colon, and advice. Drop the advice: it is for users who need a cluster,
+    # but the doctor also works without one.
     missing = {
         "nodes": "" if snapshot.nodes else snapshot.ray_error.partition(": ")[0] or "no Ray cluster runs",
         "cluster": "" if snapshot.cluster else snapshot.cluster_error.partition(": ")[0] or "no raymq runs",
@@ -101,8 +101,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _places(alike: Sequence[Finding]) -> str:
-    """Return the places of several equal findings as one text for their common table row: their number if the state is
-    OK, else the names of the first places."""
+    """Return the text for the places in the table row that several equal findings share. If their state is OK, the text
+    is the number of places, else the names of the first places."""
     if alike[0].state is State.OK:
         return f"{len(alike)} places"
     more = len(alike) - PLACES_SHOWN

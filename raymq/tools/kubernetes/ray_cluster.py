@@ -84,8 +84,8 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
 def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
     lifecycle: dict[str, Any] = {"preStop": _shell(f"raymq store close --address {_ADDRESS}")}
     if number == 0:
-        # Kubernetes waits for this hook, and KubeRay starts Ray only after the hook returns. So the hook runs the
-        # command in the background. The command's output is in the pod's log.
+        # Run the command in the background: Kubernetes waits until this hook (postStart) returns, and only then KubeRay
+        # starts Ray, which the command needs. The command's output is in the pod's log.
         up = f"raymq up --config {SETTINGS_MOUNT}/raymq.yaml --address {_ADDRESS} --wait-nodes {shape.stores}"
         lifecycle["postStart"] = _shell(f"(until {up}; do sleep 5; done) > /proc/1/fd/1 2>&1 &")
     container = _container(shape, "ray-worker") | {

@@ -1,7 +1,7 @@
 """Export files for other Prometheus and Grafana servers: the dashboard, the alert rules, and Kubernetes objects.
 
-The alert rules are in alerts.yml in this folder, in Prometheus' format. The two objects for Prometheus' operator define
-which pods Prometheus scrapes in Kubernetes, and the alerts.
+The alert rules are in alerts.yml in this folder, in Prometheus' format. The two objects are for Prometheus' operator:
+one selects the pods that Prometheus scrapes in Kubernetes, the other defines the alerts.
 """
 
 from __future__ import annotations

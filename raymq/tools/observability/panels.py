@@ -88,8 +88,8 @@ def _of(
 
 
 def _clients(name: str, *by: str) -> InstrumentLines:
-    """Return the chart lines for the number of connected clients: the largest number that any broker reports. Each
-    client sends heartbeats to every broker, so a sum over the brokers would count each client several times."""
+    """Return the chart lines for the number of connected clients. It is the largest number that a broker reports. Each
+    client sends heartbeats to every broker, so a sum would count each client several times."""
 
     def largest(name: str, *by: str) -> str:
         return f"max by ({', '.join(by)}) ({total(name, 'broker', *by)})"

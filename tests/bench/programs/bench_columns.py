@@ -65,8 +65,8 @@ def tables(rows: int) -> dict[str, pa.Table]:
 
 
 def measure(name: str, rows: int, rounds: int, work: Callable[[], object], clock: Callable[[], float]) -> None:
-    """Run `work` `rounds` times, and print the time of the fastest run under `name`. `rows`: the number of rows that
-    `work` handles."""
+    """Run `work` `rounds` times, and print a line that begins with `name`. The line has the time per row and the rows
+    per second of the fastest run. `rows`: the number of rows that `work` handles."""
     best_s = min(_seconds(work, clock) for _ in range(rounds))
     print(f"{name:42s} {best_s / rows * 1e6:7.3f} µs {rows / best_s / 1e6:7.2f}M/s", flush=True)
 
@@ -78,7 +78,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def encode(columns: MessageColumns) -> EncodedBatch:
-    """Encode all messages of the columns as one batch."""
+    """Encode `columns`, which contain one message per row, as one batch."""
     return encode_columns(
         "bench", 3, columns.bodies, properties=columns.properties, tag_codes=columns.tag_codes,
         born_host=("127.0.0.1", 1), born_timestamp_ms=1_763_000_000_000,

@@ -51,7 +51,8 @@ class Read(NamedTuple):
 
 
 class Files:
-    """Reads the store's mapped files, as a client on the store's node does. Queue 0 has `end` messages."""
+    """Reads the mapped files of the store below `root`, as a client on the store's node does. `end`: the end offset of
+    queue 0, the only queue that is read."""
 
     def __init__(self, root: str, end: int) -> None:
         settings = StoreSettings(store_path_root_dir=Path(root))
@@ -61,7 +62,7 @@ class Files:
         self.end = end
 
     def find(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
-        """Find records in the store's mapped files. PredicateScan calls this method of its record source."""
+        """Find records in the store's mapped files. PredicateScan calls this method to get records."""
         [request] = requests
         mapped, next_offset = self.reader.find(request, self.end, max_bytes)
         count = sum(len(part.starts) for part in mapped)

@@ -120,8 +120,8 @@ def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int)
 
 
 def watched_appends(address: LaneAddress, count: int) -> str:
-    """Measure the time from an append to a queue until the store answers a waiting watch of the queue's end. Returns
-    the percentiles of `count` times as text."""
+    """Measure the time from an append to a queue until a client that watches the queue's end receives the new end.
+    Returns the percentiles of `count` measured times as text."""
     lane, one, watch = StorageLane(address, remote=False), [batch(1, 1)], EndsWatch("bench", address)
     end = lane.call("queue_bounds", ("bench", 1), QueueBounds, TIMEOUT_S).max_offset
     times_s = []
@@ -214,7 +214,8 @@ def main() -> None:
 
 
 def one_client() -> None:
-    """Measure a single client over Unix sockets and over TCP, with both flush settings."""
+    """Measure a single client over Unix sockets and over TCP. The store flushes either synchronously or asynchronously
+    (both values of FlushDiskType)."""
     for flush in FlushDiskType:
         with storage(flush) as address:
             for remote in (False, True):

@@ -6,10 +6,10 @@ topics and groups.
     python -m tests.bench.programs.bench_metrics idle [--topics 500] [--groups 20]   clusters without and with both
 
 Each command starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run, with the
-CPU time of all processes per message. In `clients` the servers always count, and this process counts in every other
-call. So other load on the machine disturbs the calls with and without counting alike. `idle` measures the CPU of every
-process of an idle cluster, in percent of a core: first without metrics and console, then with both and a scrape every
-15 s. `idle` also times a scrape.
+CPU time of all processes per message. In `clients` the servers always count messages, and this process counts them in
+every other call. So other load on the machine slows the calls with and without counting alike. `idle` measures the CPU
+of every process of an idle cluster, in percent of a core. It measures first without metrics and console, then with both
+and a scrape every 15 s. `idle` also times a scrape.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ IDLE_GOAL_PERCENT = 3.0
 
 @contextmanager
 def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
-    """Run a raymq with or without metrics. Yields a client that has received the metrics setting from a broker."""
+    """Run a raymq cluster with or without metrics. Yields a client that has received the cluster's metrics setting from
+    a broker."""
     with tempfile.TemporaryDirectory(prefix="rqm") as directory:
         config = Path(directory) / "raymq.yaml"
         config.write_text(f"store:\n  flush_disk_type: ASYNC_FLUSH\nmetrics:\n  enable: {str(metrics).lower()}\n")
@@ -66,8 +67,8 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]
-"""Samples of producing and consuming calls. A key is the call's name, and True if metrics are on. A sample is the
-number of messages per second and the CPU time per message in us."""
+"""Samples of producing and consuming calls. A key is a pair: the call's name, and whether metrics are on. A sample is
+the number of messages per second and the CPU time per message in us."""
 
 
 def cost(rounds: int, seconds: float) -> None:

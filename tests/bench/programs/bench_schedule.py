@@ -74,7 +74,8 @@ def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: rando
     """Append `pending` messages that are due within the next day, then `due` messages that are due within the next
     seconds.
 
-    The delivery times of the `due` messages are between 3 s and 3 + `over_s` seconds after their append begins.
+    The delivery times of the `due` messages are spread evenly, in random order. They begin 3 s after the append of
+    these messages begins, and extend over `over_s` seconds.
     """
     start_ms = now_ms() + 120_000
     for _ in range(pending // BATCH):

@@ -100,8 +100,8 @@ class AppendRound(NamedTuple):
 
 
 def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> AppendRound:
-    """Append `batch` to a new store repeatedly, up to `size` bytes in all. Returns the times of the appends and of the
-    index."""
+    """Append `batch` to a new store repeatedly, up to `size` bytes in all. Returns the duration of each append, the
+    index's time after the last append, and the processor time."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
     with open_store(directory / "store", **changes) as store:

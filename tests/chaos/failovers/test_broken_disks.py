@@ -37,8 +37,8 @@ WATCH_S = RESTART_INTERVAL_S + 3.0
 """Seconds for which the test watches the replica whose disk is broken. If its process ended repeatedly, it would end
 within this time."""
 ELECTIONS_MAX = 3
-"""Maximum number of elections after the disk breaks. One election replaces the master. A loaded machine may miss a
-lease, which costs another election."""
+"""Maximum number of elections that the test allows after the disk breaks. One election replaces the master. On a loaded
+machine a master may renew its lease too late, which causes another election."""
 
 
 class BrokenMaster:
@@ -69,7 +69,7 @@ class BrokenMaster:
         assert why_out(BROKER, self.broken)
 
     def elections(self, account: dict[str, Any]) -> int:
-        """Return the number of elections since the disk broke."""
+        """Return the number of elections since the test made the disk fail."""
         return int(account["epoch"]) - self._epoch
 
     def others_end(self) -> int:

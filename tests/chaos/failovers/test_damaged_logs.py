@@ -119,7 +119,8 @@ class DamagedGroup:
         otherwise before it. Returns the record's location."""
         snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
         last_file = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()))
-        # If there is no snapshot, for example after a truncation of the log, recovery reads at least the last log file.
+        # A store may have no snapshot, for example after a truncation of its log. Recovery then reads the last log
+        # file, and perhaps earlier files.
         tail, end = (int(last_file.name), 0) if snapshot is None else (snapshot.tail, snapshot.end)
         read = _records(store, tail)
         records = [one for one in read if (one.offset + one.size > end) == behind_snapshot]
@@ -158,7 +159,7 @@ def _checked_bytes(record: bytes) -> list[int]:
 
 
 def _records(store: Path, tail: int) -> list[Place]:
-    """Return the location of each record in a store's log, from the physical offset `tail` on."""
+    """Return the location of each record in a store's log, from the physical offset `tail` to the log's end."""
     found = []
     for path in sorted((store / "commitlog").iterdir()):
         start, position, data = int(path.name), 0, path.read_bytes()

@@ -166,7 +166,7 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
 def why_out(replica: int, *, patient: bool = False) -> str:
     """Return the error that a replica reports as the reason why it does not work; empty if the replica works.
 
-    With `patient`, the result is also empty if the replica does not answer.
+    If the replica does not answer, the result says so. With `patient`, the result is then empty instead.
     """
     try:
         status = ActorRef(str(StorageName(BROKER, replica))).call("status")

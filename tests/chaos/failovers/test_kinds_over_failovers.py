@@ -32,14 +32,14 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").re
 )
 REQUEST_S = 20.0
 BETWEEN_KILLS = 30
-"""Minimum progress between two kills: so many requests must be answered, and so many messages must be stored in the
-light queues and in the compaction topic."""
+"""Minimum progress between two kills: each load must make this many more successful calls. A load is a thread of
+requests, or of sends to light queues or to the compaction topic."""
 MEMBERS = 5
 ARTICLES = 20
 PAUSE_S = 0.01
 COMPACTED_S = 240.0
-"""Timeout of the compaction on all replicas, in seconds. Compaction skips messages younger than a minute, and each
-replica compacts on its own."""
+"""Timeout, in seconds, until all replicas have compacted the topic. It is long because compaction skips messages
+younger than a minute, and each replica compacts its own log."""
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ class Load:
 
 
 def await_answers(loads: list[Load]) -> None:
-    """Wait until each load (a thread of requests or sends) has BETWEEN_KILLS more successful calls. This is more than a
-    failover can leave in flight."""
+    """Wait until each load (a thread that sends requests or messages) has BETWEEN_KILLS further successful calls. A
+    failover leaves fewer calls in flight than this number."""
     for load, wanted in [(load, load.answered + BETWEEN_KILLS) for load in loads]:
         eventually(lambda load=load, wanted=wanted: load.has_answers(wanted), "answers")  # type: ignore[misc]
 
@@ -132,8 +132,8 @@ def assert_light_queues(mq: raymq.Client, topic: str, rooms: str, acknowledged: 
 
 
 def is_compacted(mq: raymq.Client, prices: str, newest: dict[str, tuple[int, int]]) -> bool:
-    """Return True if the compaction topic contains only one price of each article. Raises AssertionError if the newest
-    price of an article is missing."""
+    """Return True if each article has only one price left in the compacted topic `prices`. Raises AssertionError if the
+    newest price of an article is missing."""
     shown: dict[str, list[int]] = defaultdict(list)
     for bodies in stored_bodies(mq, prices):
         for article, number in (body.decode().split() for body in bodies):

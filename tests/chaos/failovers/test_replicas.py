@@ -1,7 +1,7 @@
-"""Tests of faults of processes: a broker group of three replicas on one machine works while its processes are killed
-and stopped.
+"""Tests of process faults: a broker group of three replicas on one machine works while its processes are killed and
+stopped.
 
-RAYMQ_CHAOS_SEED repeats the order of a run's faults.
+To repeat the faults of a run in the same order, set RAYMQ_CHAOS_SEED to the run's seed.
 """
 
 from __future__ import annotations

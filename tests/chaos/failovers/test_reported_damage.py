@@ -141,7 +141,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     replicas.settled()
-    # A server that does not answer within 5 s, on a loaded machine, is also reported as a problem.
+    # Repeat the command until the damage is the only problem. On a loaded machine, a server that does not answer within
+    # 5 s is a problem, too.
     found = eventually(lambda: of_each_replica(0, "status", "problems"), "a hole in each log", PATIENCE_S)
     for row in found:
         assert f"damaged bytes at {damaged.physical_offset} of its log" in row["seen"]
@@ -151,8 +152,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
 
 
 def of_each_replica(code: int, command: str, key: str) -> list[dict[str, Any]]:
-    """Return the findings of a `raymq` command, if it exits with `code` and has exactly one finding per store;
-    otherwise an empty list."""
+    """Run a `raymq` command, and return its findings. Returns an empty list if the exit code is not `code`, or if the
+    findings are not exactly one for each store."""
     ended, found = findings(command, key)
     return found if ended == code and sorted(row["where"] for row in found) == STORES else []
 

@@ -54,7 +54,7 @@ class Cluster:
         self._journals = journals
 
     def acknowledged(self, name: str) -> int:
-        """Return how many sends of the program on the machine `name` are acknowledged so far."""
+        """Return the number of acknowledged sends so far, of the program that runs on the machine `name`."""
         return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:

@@ -48,6 +48,8 @@ def test_each_part_is_read_from_the_mapped_files_of_its_node(tmp_path: Path) -> 
     for task in asked:
         assert {said["leaders"][broker] for broker in task["brokers"]} == {task["host"]}
         assert task["mapped"] == task["brokers"]
-    for task in elsewhere:  # Tasks on the wrong node read over lanes (direct socket connections), not from files.
+    # These tasks ran on other nodes than the stores, so they read over lanes (direct socket connections), not from
+    # files.
+    for task in elsewhere:
         assert {said["leaders"][broker] for broker in task["brokers"]} == hosts - {task["host"]}
         assert task["mapped"] == []

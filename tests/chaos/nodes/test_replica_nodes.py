@@ -158,7 +158,7 @@ def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothin
         machines.add("spare")
         replicas.wait_for_homes({"head", "left", "spare"})
         more(history)
-        machines.add("right")  # The node returns with its old data, which lacks the newest messages.
+        machines.add("right")  # the node "right" starts again with its old data, which lacks the newest messages
         more(history)
         assert set(replicas.homes().values()) == {"head", "left", "spare"}
         replicas.lead_from("spare")

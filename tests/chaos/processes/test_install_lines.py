@@ -47,8 +47,8 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
     home.mkdir()
     own = user_environment()
     own.pop("JAVA_HOME", None)
-    # pip does not compile the packages, which would take half of its processor time. Python compiles the few modules
-    # that the test imports.
+    # pip does not compile the packages, because compiling would double pip's processor time. Python compiles the few
+    # modules that the test imports.
     yield own | {"HOME": str(home), "PIP_CACHE_DIR": pip_cache(), "PIP_NO_COMPILE": "1"}
     for folder in (home, tmp_path / "image"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,8 @@ def test_a_node_is_set_up_by_the_commands_of_cluster_yaml(environ: dict[str, str
                 shutil.copytree(REPOSITORY / local, target, ignore=NOT_SOURCE)
             else:
                 shutil.copy(REPOSITORY / local, target)
-    # The commands name Python 3.11. If the tests run on another Python, this other Python takes its place.
+    # The documented commands run `python3.11`. If the tests run on another version of Python, make this name start that
+    # version instead.
     programs.mkdir()
     (programs / "python3.11").write_text(f'#!/bin/sh\nexec {BASE_PYTHON} "$@"\n')
     (programs / "python3.11").chmod(0o755)
@@ -103,7 +104,8 @@ def test_the_image_is_made_by_the_lines_of_the_dockerfile(environ: dict[str, str
     image, copied = tmp_path / "image", tmp_path / "copied"
     copied.mkdir()
     _, wheel = build_raymq(tmp_path)
-    # Docker's part: COPY puts the files into a folder of the image, and `python` is the image's Python.
+    # The test does what Docker would do for these lines: COPY puts the files into a folder of the image, and `python`
+    # is the image's Python.
     [(sources, folder)] = re.findall(r"^COPY --chown=ray:users (.+) (/\S+)/$", DOCKERFILE, re.MULTILINE)
     assert sources.split() == ["requirements.lock", "dist/raymq-*.whl"]
     shutil.copy(REPOSITORY / "requirements.lock", copied)
@@ -112,7 +114,8 @@ def test_the_image_is_made_by_the_lines_of_the_dockerfile(environ: dict[str, str
     environ["PATH"] = os.pathsep.join([str(image / "bin"), "/usr/bin", "/bin"])
     [run] = re.findall(r"^RUN ((?:.*\\\n)*.+)", DOCKERFILE, re.MULTILINE)
     assert run.count(folder) == 3
-    # An image has no use for pip's cache. Here the cache saves the download of 700 MB.
+    # The image is built without pip's cache, because an image does not need the cache. This test uses the cache to save
+    # a download of 700 MB.
     shell(run.replace(folder, str(copied)).replace(" --no-cache-dir ", " "), environ, tmp_path)
     assert not copied.exists()
     # RayDP runs the first `java` on the PATH of a node's Ray, which is the PATH of the image.

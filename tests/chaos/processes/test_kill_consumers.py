@@ -69,9 +69,8 @@ def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
 
 
 def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
-    """Find each call in which a listener received earlier messages of a queue again. Returns for each such call the
-    number of offsets from the expected offset back to the call's offset. Raises AssertionError if offsets of a queue
-    were skipped."""
+    """Find the calls in which the listener received messages of a queue again. For each such call, returns the number
+    of offsets by which it lies before the expected offset. Raises AssertionError if offsets of a queue were skipped."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:

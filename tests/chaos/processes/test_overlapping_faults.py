@@ -37,8 +37,8 @@ REPLICAS = 3
 QUEUES = 4
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 RESUME_S = 120.0
-"""Maximum number of seconds until service resumes after the last fault. On a busy machine every killed process starts
-slowly."""
+"""Maximum time, in seconds, from the last fault until clients can send and receive again. It is long, because a busy
+machine restarts killed processes slowly."""
 
 KILLS = {"Storage": 6, "Broker": 2, "Controller": 1, "Replicator": 2, "Rebalance": 1, "Pull": 1, "Listener": 1}
 STOPS = {"Storage": 6, "Broker": 1, "Controller": 1, "Replicator": 1, "Rebalance": 1, "Pull": 1, "NameServer": 1}

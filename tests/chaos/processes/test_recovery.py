@@ -154,7 +154,7 @@ def test_a_killed_program_leaves_no_consumer(scene: Scene, tmp_path: Path) -> No
     )
     with program:
         assert program.stdout is not None
-        output = iter(program.stdout.readline, b"")  # Ray may print its own messages between the program's lines.
+        output = iter(program.stdout.readline, b"")  # skip lines that Ray prints between the program's own lines
         started = next((line for line in output if line == b"started\n"), b"")
         names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
         program.kill()

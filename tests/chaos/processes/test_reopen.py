@@ -95,8 +95,8 @@ def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]
         lines = [line for _, line in zip(range(ACKNOWLEDGED_AT_LEAST), program.stdout, strict=False)]
         processes = without_rays_agents(descendants(program.pid))
         program.kill()
-        # Read the rest of the program's output from `program.stdout`, which has already buffered some bytes.
-        # `communicate` would lose the buffered bytes, and so begin in the middle of a line.
+        # Read the rest of the program's output from `program.stdout`, because this object has already buffered some
+        # bytes. `communicate` would lose the buffered bytes, so its output would begin in the middle of a line.
         lines += [line for line in program.stdout if line.endswith("\n")]
         assert program.stderr is not None
         errors = program.stderr.read()

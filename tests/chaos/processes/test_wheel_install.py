@@ -1,9 +1,13 @@
 """Tests of raymq as users install it: from its wheel, into an environment that other programs use as well.
 
-Packages with the names of raymq's `storage`, `actors` and `placement` are in three places. A second distribution has
-`storage` and `actors` at the top of site-packages. A library on PYTHONPATH has `storage` and `placement`, and so does
-the user's own directory. The packages in the first two places cannot be imported; a listener uses the user's packages.
-The environment has this interpreter's dependencies, but not the raymq under development.
+Other packages have the same names as raymq's packages `storage`, `actors` and `placement`. They are in three places:
+
+- a second distribution has `storage` and `actors` at the top of site-packages
+- a library on PYTHONPATH has `storage` and `placement`
+- the user's own directory has `storage` and `placement`
+
+Importing the packages in the first two places raises an error; a listener uses the user's packages. The environment has
+this interpreter's dependencies, but not the raymq under development.
 """
 
 from __future__ import annotations
@@ -66,7 +70,8 @@ USERS = {
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A virtual environment in which raymq's wheel is installed, with the directory of its user."""
+    """A virtual environment in which raymq's wheel is installed. `user`: the directory in which the environment's
+    programs run."""
 
     root: Path
     user: Path
@@ -113,8 +118,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install raymq's wheel into a virtual environment. Add the second distribution, whose packages have raymq's names,
-    and the user's files."""
+    """Install raymq's wheel into a virtual environment. Also install a second distribution, whose packages have the
+    same names as raymq's packages, and copy the user's files."""
     built = tmp_path_factory.mktemp("built")
     made = Installed(box.root / "venv", box.work, built / "library")
     for package in ("storage", "placement"):
@@ -129,8 +134,9 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
     )
     for file in (wheel, other):
         made.pip("install", "--no-index", "--no-deps", str(file))
-    # Write this .pth file after the install, or pip would replace the raymq of the development environment. Python
-    # ignores .pth files in a directory that a .pth file adds, so an editable raymq is not found.
+    # This .pth file makes the packages of the development environment importable. Write it after the install, or pip
+    # would replace the raymq of that environment. Python ignores further .pth files in the added directory, so an
+    # editable raymq there is not found.
     (made.site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name, text in USERS.items():
         (made.user / name).parent.mkdir(exist_ok=True)

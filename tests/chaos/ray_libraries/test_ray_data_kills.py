@@ -191,7 +191,7 @@ class PausedRead:
         eventually(self._begun.exists, "the first block")
 
     def go_on(self) -> None:
-        """Let the paused read of the data set continue."""
+        """Let the Ray Data read that this test has paused continue."""
         self._go_on.touch()
 
 
@@ -228,12 +228,14 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
     left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
-    # The paused read has more rows than a new read, because a task that had begun could still read the deleted files.
+    # The paused read returned more rows than this new read. One of its tasks had begun before the files were deleted,
+    # and could still read the deleted files.
     assert left < found
 
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
-    """Return the number of lost offsets that the warnings in the logs of Ray's workers report."""
+    """Return the total number of lost offsets. Ray's workers report lost offsets as warnings in their log
+    files."""
     logs = "".join(path.read_text(errors="replace") for path in box.tmp.glob("rmq*/session_2*/logs/worker-*.err"))
     named = re.findall(rf"queue {topic}@{BROKER}:\d: offsets (\d+) to (\d+) no longer exist: ", logs)
     return sum(int(last) - int(first) + 1 for first, last in named)
@@ -254,7 +256,8 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
         """Return the batch with padding, so that it fills a block of its own. Ray Data writes this block before it
         calls the function with the next batch.
 
-        The process of each task is killed once, at a random batch, after some message was stored.
+        Once in each task, this function kills the task's process. It chooses a random batch, but not before some
+        message was stored.
         """
         task = ray.get_runtime_context().get_task_id()
         counts[task] = counts.get(task, 0) + 1
@@ -273,7 +276,8 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     summary = write_topic(dataset.map_batches(grow_and_die, batch_size=BATCH_ROWS, batch_format="pyarrow"), topic)
     assert len(list(tmp_path.iterdir())) == KILLS
     assert summary.rows == ROWS
-    # The attempts that were killed had already stored some rows, which the write did not store again.
+    # The killed attempts of the write had already stored some rows. The write counted these rows, and did not store
+    # them again.
     assert summary.stored_before > 0
     assert sum(one.count for one in summary.ranges) == ROWS - summary.stored_before
     bodies = [json.loads(row["value"])["id"] for row in read_topic(topic, columns=["value"]).take_all()]

@@ -173,7 +173,8 @@ class IgnoresResets(Member):
 
 
 class BelievesEveryCommit(Broker):
-    """A planted bug: a broker accepts a committed offset that is lower than the last one, and fences no member."""
+    """A planted bug: a broker accepts a commit with an offset lower than the committed offset, and rejects no commit as
+    fenced."""
 
     def commit_offsets(self, commits) -> CommitAnswer:
         return super().commit_offsets(

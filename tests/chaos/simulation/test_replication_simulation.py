@@ -1,7 +1,8 @@
 """Tests of replication and election with random faults and a thousand seeds. No acknowledged message is lost, and a
 message that a consumer has read never changes.
 
-The module also tests the simulation: the simulation must find planted bugs.
+The module also tests the simulation itself: if a known bug is put into the simulation on purpose (Bugs), its checks
+must find the bug.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def test_with_fixed_roles_a_planted_bug_is_found():
 @pytest.mark.parametrize("bug", ["skip_truncation", "skip_fencing", "acknowledge_early", "elect_outside"])
 def test_a_planted_bug_is_found(bug):
     bugs = Bugs(**{bug: True})
-    # The rarest planted bug shows in about 1 of 100 seeds.
+    # The bug that is hardest to find causes a fault in about 1 of 100 seeds.
     assert any(run_seed(seed, bugs=bugs).checks.faults for seed in range(200))
 
 

@@ -47,8 +47,8 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
         with sending(mq, topic):
             more_batches(1)
             kill_executor()
-            # Wait for two batches, because the first batch may have been read before the executor was killed. Only the
-            # second batch proves that reading continues.
+            # Wait for two more batches of the stream. The data of the first batch may have been read before the
+            # executor was killed. Only the second batch proves that reading continues.
             more_batches(2)
             replicas.fail_over()
             more_batches(2)

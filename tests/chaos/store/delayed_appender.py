@@ -3,8 +3,8 @@
     python tests/chaos/store/delayed_appender.py DIRECTORY NEXT_LEVEL NEXT_TIMER
 
 The program writes the line `open` before it opens the store, and then the line `level END` or `timer END` for each
-acknowledged batch. All timer messages use one queue, whatever their hour of delivery. So one producer's sequence
-numbers cover all timer messages.
+acknowledged batch. All timer messages use one queue, so the sequence numbers of one producer cover all of them.
+Normally the hour of delivery decides the queue of a timer message.
 """
 
 from __future__ import annotations

@@ -51,10 +51,11 @@ KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlin
 
 
 class AcknowledgedCounts(NamedTuple):
-    """Numbers of acknowledged messages, by queue.
+    """The numbers of messages that the store has acknowledged, by queue.
 
-    `acknowledged`: all acknowledged messages. `safe`: only with a transient store pool, the messages that must be
-    stored. `lost`: the total number of acknowledged messages that a transient store pool has lost.
+    `acknowledged`: all acknowledged messages. `safe`: the acknowledged messages that must be stored; set only if the
+    store has a transient store pool. `lost`: the total number of acknowledged messages that a transient store pool has
+    lost.
     """
 
     acknowledged: list[int]

@@ -314,8 +314,8 @@ def test_intact_records_survive_damage(tmp_path, name, stopped):
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_at_most(tmp_path, stopped):
-    """The last record is truncated at any byte. The next opening loses at most this record. A record truncated within
-    its properties may be valid for RocketMQ, whose last property ends in NUL.
+    """The last record is truncated at any byte. The next opening loses at most this record. A record that is truncated
+    within its properties may be valid for RocketMQ: it accepts NUL at the end of a record's last property.
 
     No power cut truncates a record in the middle of a sector. After a clean stop no record can be truncated.
     """
@@ -362,11 +362,11 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""For each header field: the position, in the last record, of a byte in which the test flips a bit, and True if
-RocketMQ's checks accept the changed record.
+"""The test flips a bit in a header field of the last record. For each field: the position of the changed byte, and True
+if RocketMQ's checks accept the changed record.
 
-Accepted flips change a header field, but neither the record's position nor its body. The property CRC would detect
-these changes.
+An accepted change affects only the header field, neither the record's position nor its body. A property CRC would
+detect it.
 """
 
 
@@ -548,8 +548,8 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 MIDDLE = 25
-"""Number of records after the damaged record: so many that the damaged record belongs to the append before the last
-append."""
+"""Number of records that follow the damaged record. It is chosen so that the damaged record belongs to the last append
+but one."""
 IN_THE_MIDDLE = {
     **{
         field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)
@@ -566,7 +566,7 @@ IN_THE_MIDDLE = {
         last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, b"\xaa" * LAST_SIZE
     ),
 }
-"""By kind of damage, a function that damages a record in the middle of the log."""
+"""Maps each kind of damage to a function that damages a record in the middle of the log."""
 
 
 @pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
@@ -671,8 +671,9 @@ def test_the_log_reports_truncated_records(tmp_path, caplog):
 
 
 def test_truncated_records_do_not_return(tmp_path):
-    """Recovery truncates the last record, and a later append does not make the truncated record valid again. RocketMQ
-    leaves truncated records in the file, where they would follow a new record of equal length."""
+    """If recovery truncates the last record, a later append does not make the truncated record valid again. Therefore
+    recovery also erases its bytes. RocketMQ leaves them in the file, where they would follow a new record of equal
+    length."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(LAST_SIZE - 50)(root)
     store = open_store(root)
@@ -687,8 +688,8 @@ def test_truncated_records_do_not_return(tmp_path):
 
 
 def test_truncated_queue_units_do_not_return(tmp_path):
-    """Recovery truncates consume-queue entries (units). Records of another queue then fill the part of the log to which
-    the truncated entries pointed, but the entries stay deleted."""
+    """Recovery truncates entries (units) of a consume queue. New records of another queue then fill the part of the log
+    to which the truncated entries pointed. The truncated entries must stay deleted."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(5 * LAST_SIZE)(root)
     store = open_store(root)
@@ -703,7 +704,8 @@ def test_truncated_queue_units_do_not_return(tmp_path):
 
 
 def test_lost_records_in_the_middle_do_not_change_later_offsets(tmp_path, caplog):
-    """All consume queues and the log's first file are missing. The remaining messages keep their offsets."""
+    """If all consume queues and the log's first file are lost, the remaining messages still have their old queue
+    offsets after recovery."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "consumequeue")
     (root / "commitlog" / "00000000000000000000").unlink()

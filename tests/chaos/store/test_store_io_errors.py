@@ -34,10 +34,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "maps, pages ahead": {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
     "pwrite": {},
 }
-"""The methods by which appends write to files. Each has the store settings that select the method."""
+"""The methods by which appends write to files, each with the store settings that select it."""
 CASES = [*((kind, "maps") for kind in KINDS), ("pwrite_all", "maps, pages ahead"), ("pwrite_all", "pwrite")]
-"""Pairs of a failing disk call and a write method. Only writes depend on the write method; all other disk calls fail in
-the same manner."""
+"""Pairs of a failing disk call and a write method. Only `pwrite_all` is tested with several write methods, because only
+writes depend on the write method."""
 
 POOL = {
     "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
@@ -123,7 +123,7 @@ class Script:
         try:
             self.store.write_config("topics.json", text)
         except StoreNotWritableError:
-            self.texts.add(text)  # after an error the store may have kept the old text or the new text
+            self.texts.add(text)  # after an error the store's file may contain the old text or the new text
         else:
             self.texts = {text}
 
@@ -276,8 +276,8 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
-        # Wait until the next log file exists, because the thread that creates the file also flushes it. Only then is
-        # the count of flushes final, and the next flush fails.
+        # Wait until the next log file exists, because the thread that creates the file also flushes it. After that, no
+        # other flush happens, so the test can make the next flush fail.
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
         with pytest.raises(StoreNotWritableError, match="this append may or may not be stored"):

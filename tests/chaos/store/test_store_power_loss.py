@@ -4,8 +4,8 @@ data.
 Each seed drives one store directory. Three times the store opens, works and loses the power at some disk call, perhaps
 while it opens or closes. Afterwards the store is opened on a healthy disk. After each loss:
 
-- messages that were acknowledged under SYNC_FLUSH or visible to a fetch keep their offsets; of the others a prefix is
-  stored
+- messages that were acknowledged under SYNC_FLUSH or visible to a fetch keep their offsets; of all other messages, only
+  the first ones are stored, without a gap
 - no message is stored twice, and all are in order
 - each tag finds its messages, configuration files hold the text written last, a deleted topic stays deleted
 - messages that expire are removed from the beginning of the queues, and the new beginning survives
@@ -56,9 +56,9 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """The messages and the configuration that a store's clients expect in the store after a power loss. Each count is a
-    number of messages from a queue's start, because a message's sequence number is its queue offset. `gone`: the counts
-    of expired messages."""
+    """The messages and the configuration that a store's clients expect in the store after a power loss. A message's
+    sequence number is its queue offset, so a count of messages from the queue's start describes a set of messages.
+    `gone`: the counts of expired messages."""
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     recovered: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
@@ -146,8 +146,8 @@ class Life:
         fetch could return."""
         known, store = self.known, self.store
         if store is None:
-            # While the store opens, keep the last record of the messages that must survive. A power loss during the
-            # opening must not lose any of them.
+            # The store is opening now. A power loss during the opening must not lose any of the messages that had to
+            # survive before. So leave the earlier list of these messages unchanged.
             return
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
@@ -193,8 +193,8 @@ class Life:
         """Check that all messages of a queue are in order, and that a query by tag finds each message. Returns the
         queue's bounds.
 
-        A power cut may destroy an unflushed record but not a later record. Recovery then keeps the first record as a
-        damaged record. None of the first `least` messages, which must survive, may be damaged by the power cut.
+        A power cut may destroy an unflushed record and spare a later record. Recovery then keeps the destroyed record
+        as a damaged record. The power cut must not damage any message whose offset is below `least`.
         """
         bounds = store.queues.bounds(*queue)
         first, end = bounds.min_offset, bounds.max_offset
@@ -235,8 +235,8 @@ class Life:
         return self.now_ms
 
     def batch(self, queue: Queue, first: int):
-        """Return a batch whose first message has sequence number `first`. All messages of a batch have the same tag, so
-        the batch ends before the tag changes."""
+        """Return a batch whose first message has sequence number `first`. The tag of a message changes after every
+        third sequence number. All messages of a batch have the same tag, so a batch ends before the tag changes."""
         count = min(self.dice.choice((1, 2, 3, 3)), 3 - first % 3)
         length = self.dice.choice((0, 10, 100, 700, 2500))
         bodies = [b"%d." % (first + index) + b"x" * self.dice.randint(length // 2, length) for index in range(count)]
@@ -246,8 +246,8 @@ class Life:
         )
 
     def append(self) -> None:
-        """Send the next messages of some random queues. After a power loss, these begin with the messages that may or
-        may not have been stored before it."""
+        """Send the next messages of some random queues. After a power loss, the first of these messages are sent again,
+        because it is unknown if they were stored before the power loss."""
         assert self.store is not None
         chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
         batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]

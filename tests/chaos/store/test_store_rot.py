@@ -247,8 +247,8 @@ def test_a_flipped_bit_that_the_snapshot_covers_is_found_although_newer_files_fo
     """The snapshot is older than the newest log file. This happens after a clean stop on a full disk, or after a crash
     that follows retention's flush.
 
-    The snapshot's checksum covers the log from the start of the snapshot's tail on, so recovery reports the damage
-    before any reader does.
+    The snapshot contains a checksum of the log's last bytes before the snapshot was taken (its tail). Recovery checks
+    these bytes, so recovery reports the damage before any reader does.
     """
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)

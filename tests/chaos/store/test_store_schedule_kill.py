@@ -41,7 +41,7 @@ def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> Non
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    # The child runs for a random time and is then killed. Nothing depends on the exact length of this sleep.
+    # Let the child run for a random time, and then kill it. The test needs no exact length of this time.
     time.sleep(life_s)
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)

@@ -125,7 +125,7 @@ class Life:
         try:
             getattr(Transaction(self.store, name, *self.begun[name]), wanted)(from_transaction_check=True)
         except TransactionError:
-            # The store refuses to commit or roll back the transaction as requested. It already has the other outcome,
+            # The store refuses the requested commit or rollback, because the transaction already has the other outcome,
             # or has failed too many checks.
             return
         assert self.ended.setdefault(name, wanted) == wanted
@@ -153,8 +153,8 @@ class Life:
         table = store._parts.halves
         for name in begun:
             assert name in table.open or table.ended(name) is not None
-        # Forget the half messages that were not acknowledged, because the power loss may have removed them from the
-        # store. Later transactions reuse their sequence numbers and ids.
+        # Remove the half messages without an acknowledgement from the test's own list: the power loss may have removed
+        # them from the store. Later transactions reuse the sequence numbers and ids of these half messages.
         self.begun, self.ended = dict(begun), dict(ended)
         self.store = store
 

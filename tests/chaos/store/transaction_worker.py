@@ -3,10 +3,10 @@ killed.
 
     python tests/chaos/store/transaction_worker.py DIRECTORY DATABASE TRANSACTIONS
 
-Its local transactions are rows of a database file. A check of open transactions also ends the transactions of the
-previous process. If a transaction has a row, the row is the outcome. Otherwise the check inserts a row that forbids a
-later commit. The program writes the line `open` when the store is open, and `done` after TRANSACTIONS transactions,
-which all have an outcome.
+The local part of a transaction is a row in a database file. When the store asks for the outcome of an open transaction,
+the row decides: if the transaction has a row, the row is the outcome. Otherwise the check inserts a row that forbids a
+later commit. This check also ends the open transactions of the previous process. The program writes the line `open`
+when the store is open, and `done` after all TRANSACTIONS transactions have an outcome.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Worker:
                 assert one.commit().duplicate
 
     def answer_checks(self) -> int:
-        """Request the open transactions from the store once, and commit or roll back each of them. Returns the number
-        of transactions."""
+        """Run one check of open transactions in the store, and commit or roll back each transaction that the check
+        returns. Returns the number of these transactions."""
         part = self._store.transactions.check([GROUP])
         for check in part.checks:
             name = check.transaction_id

@@ -110,9 +110,9 @@ def payer_class() -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
 
             body = message.body.decode()
-            # The first row that is inserted for a transaction decides its outcome. If the producer died before its
-            # local transaction inserted a row, this check inserts a row for a rollback. It prevents a commit by a late
-            # local transaction.
+            # The first row that is inserted for a transaction decides its outcome. If the transaction has no row yet,
+            # its producer may have died before the local transaction. So insert a row for a rollback: it also prevents
+            # a late local transaction from committing.
             self._execute("INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?)", message.message_id, body, False)
             [(commits,)] = self._execute("SELECT commits FROM outcomes WHERE id = ?", message.message_id)
             return State.COMMIT_MESSAGE if commits else State.ROLLBACK_MESSAGE

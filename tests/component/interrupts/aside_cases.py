@@ -47,8 +47,7 @@ ROWS: Final = pa.table({"body": [b"row 1", b"row 2"]})
 
 
 def nothing() -> None:
-    """Do nothing. This is the step before a call that needs no preparation, and the step after a call that needs no
-    check."""
+    """Do nothing. A test case uses this function if its call needs no preparation, or no check afterwards."""
 
 
 @dataclass(frozen=True)
@@ -410,8 +409,8 @@ class World:
 
         def lease() -> None:
             send()
-            # Use a short lease: after an interrupt no caller has the lease's handle, so the messages can be received
-            # again only after the lease has expired.
+            # Use a short lease. After an interrupt no caller has the handle with which the messages can be
+            # acknowledged. They can be received again only after the lease has expired.
             self.new = receive(INVISIBLE_S)
 
         def settled() -> None:

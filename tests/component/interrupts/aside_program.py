@@ -1,9 +1,9 @@
-"""Interrupts the caller of each public method that runs in a helper thread: at each point of the caller's code, and
-while the caller waits.
+"""Interrupts callers of the public methods that run in a helper thread. The interrupts come at each point of the
+caller's code, and while the caller waits.
 
-Signal handlers do not run in the helper thread. So the call itself completes or never begins. The call's result may be
-lost, but its resources must be released later. After each interrupt the same client sends and polls, and the check of
-the test case must pass. The program prints the number of interrupted points by kind of object and call.
+Signal handlers do not run in the helper thread, so the call itself either completes or never begins. The call's result
+may be lost, but its resources must be released later. After each interrupt the same client sends and polls, and the
+check of the test case must pass. The program prints the number of interrupted points by kind of object and call.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""The program interrupts a call at one point after another. It stops after this number of consecutive attempts in which
-the call ended before the point: the call then has no more points."""
+"""The program interrupts a call at one point after another. If this number of consecutive attempts ended before their
+points, the call has no more points, and the program stops."""
 HELPERS_MOST = 3
-"""Maximum number of helper threads at the program's end. If more exist, interrupted calls have left threads that no
-later call uses."""
+"""Maximum number of helper threads at the end of the program. A higher number shows that interrupted calls have left
+threads that no later call uses."""
 ASYNC = {"AsyncPullConsumer"}
 """Kinds of client objects that this program skips, because async_program interrupts their calls."""
 
@@ -101,8 +101,8 @@ class Program:
         os._exit(0)  # Skip the normal exit of Python, because servers run in this process.
 
     def try_all(self, name: str, case: Case, *, is_first: bool) -> int:
-        """Interrupt a call at each point at which a signal handler can run, and while its caller waits. Returns the
-        number of interrupts.
+        """Interrupt a call at each point at which a signal handler can run. Also interrupt the caller while it waits
+        for the call. Returns the number of interrupts.
 
         `is_first`: also interrupt the call while no helper thread is idle, so that the call starts a helper thread.
         """
@@ -142,8 +142,8 @@ class Program:
         return interrupted
 
     def while_waiting(self, case: Case, moment: str) -> bool:
-        """Make a call, and interrupt its caller while it waits for the helper thread. Returns False if no interrupt
-        occurred."""
+        """Make the call of a test case, and interrupt the calling thread while it waits for the helper thread. Returns
+        False if no interrupt occurred."""
         self.interrupter.where = ""
         SignallingCall.moment = moment
         try:

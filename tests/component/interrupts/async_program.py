@@ -134,7 +134,8 @@ class Program:
         until_s = time.monotonic() + WAIT_S
         while self.polled != self.sent:
             assert time.monotonic() < until_s, f"{len(self.sent - self.polled)} messages were skipped"
-            # Resume all paused queues, because an interrupted call of `pause` may take effect at any later time.
+            # An interrupted call of `pause` may take effect at any later time. So resume all paused queues before each
+            # poll.
             consumer.resume(consumer.paused())
             self.note(self.finish(consumer.poll(500, 0.2)))
         self.finish(consumer.commit())
@@ -171,8 +172,8 @@ class Program:
             return True, None
 
     def raised(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Make the signal handler raise at point number `point` of a call. Returns whether the call reached this point,
-        and the call's result.
+        """Run a call, and let the signal handler raise an exception at the call's point number `point`. Returns True if
+        the call reached this point, and the call's result.
 
         If the exception ended another callback of the event loop, the call still has a result.
         """
@@ -187,8 +188,9 @@ class Program:
             assert interrupted
             return True, None
         [task] = tasks
-        # If an interrupt ended the event loop, the next run of the loop may stop early. The interrupted call, or a task
-        # that waits for it, causes this stop. So run the loop once and ignore the stop.
+        # If the interrupt has ended the event loop, the loop may still contain a request to stop. It comes from the
+        # interrupted call, or from a task that waits for the call. So run the loop once, and ignore that it stops
+        # early.
         with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
         # the interrupt's exception has ended the event loop before the task ended, so cancel the task, as asyncio.run
@@ -204,8 +206,8 @@ class Program:
     def try_all(
         self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Interrupt a call at each point at which it can be interrupted, in each of the three ways: cancel, error,
-        interrupt."""
+        """Interrupt a call at each point at which it can be interrupted, in three ways. With "cancel" the call is
+        cancelled. With "error" a signal handler raises an ordinary error, with "interrupt" an Interrupt."""
         count = 0
         for way in ("cancel", "error", "interrupt"):
             self.interrupter.raises = Interrupt if way == "interrupt" else None

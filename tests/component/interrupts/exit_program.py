@@ -16,8 +16,8 @@ from tests.component.interrupts.interrupter import InterruptedByTestError
 from tests.support.clusters.local_cluster import start_cluster
 
 MARGIN_S = 0.5
-"""Seconds for which the slow `close` continues after the program has begun to exit. A process that did not wait for
-`close` would exit much earlier."""
+"""Time, in seconds, for which the object's slow `close` continues after the program has begun to exit. If the exit did
+not wait for `close`, the process would end much earlier."""
 ending = threading.Event()
 
 

@@ -37,8 +37,8 @@ CHECKING = {
     for name in dis.opmap
     if name in ("PRECALL", "CALL_FUNCTION_EX") or name.startswith(("JUMP_BACKWARD", "POP_JUMP_BACKWARD"))
 }
-"""Bytecode instructions at which, or immediately after which, CPython runs signal handlers. PRECALL represents the CALL
-instruction after it."""
+"""Bytecode instructions at which, or immediately after which, CPython runs signal handlers. The set contains PRECALL
+for the CALL instruction that always follows it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
 """The bytecode instructions at which a caller's frame stops if the caller has called C code that runs a Python
@@ -48,9 +48,9 @@ If a Python function calls another Python function directly, the caller's frame 
 after its CALL.
 """
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""Bytecode instructions at which the caller's frame can stand while a called function runs. They belong to the call
-instructions in CHECKING. If the frame stands at any other instruction, Python called the function without a call
-instruction."""
+"""Bytecode instructions in which a caller's frame stops while the function that it called runs. If the frame stands at
+one of them, an instruction in CHECKING made the call. If the frame stands at any other instruction, Python itself
+called the function, without a call instruction."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
 """Smallest argument of a RESUME instruction that continues a function after an await; such a RESUME does not check for
@@ -73,7 +73,7 @@ callback.
 
 
 PROGRAMS = os.path.join("component", "interrupts")
-"""Text in the file paths of the test programs. These programs make the calls that the tests interrupt."""
+"""Part of the path of each test program. The tests recognise by it which code makes the calls to interrupt."""
 
 
 class InterruptedByTestError(Exception):
@@ -134,8 +134,8 @@ class Interrupter:
         raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
-        """Return True if no call is interrupted while this Python frame runs: it belongs to a test program, to code in
-        UNTRACED, or to code that such code calls."""
+        """Return True if this Python frame belongs to code in which calls are not interrupted. This is code of a test
+        program, code in UNTRACED, or code that such code calls."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
@@ -163,8 +163,8 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                # Ignore the return of a coroutine to the event loop. Such a return only passes on the object that the
-                # coroutine awaits.
+                # Do not interrupt a coroutine's return to the event loop. It is not the end of a call: the coroutine
+                # only passes the object that it awaits to the loop.
                 and not (self._inside and self._is_untraced(back))
                 and self._is_point(frame, "the return of")
             ):
@@ -173,14 +173,15 @@ class Interrupter:
 
     @staticmethod
     def _looks_at_start(frame: FrameType) -> bool:
-        """Return True if the frame is at the start of a function or generator where Python checks for signals, and no
-        call instruction started the function."""
+        """Return True if the frame is at the first instruction of a function or generator, and Python checks for
+        signals there. The result is False if a call instruction started the function."""
         code, at, back = frame.f_code.co_code, frame.f_lasti, frame.f_back
         resumes = at >= 0 and code[at] == RESUME and code[at + 1] < RESUME_CHECKS
         return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL
 
     def _is_point(self, frame: FrameType, what: str) -> bool:
-        """Count one point of the call. Returns True if this is the point at which the signal handler must run."""
+        """Count one more point at which a signal handler could run during the call. Returns True if the handler must
+        run at this point."""
         self._left -= 1
         if self._left:
             return False

@@ -27,8 +27,8 @@ HANG_S = 60
 """Maximum seconds of one step of the program. If a step takes longer, the program prints the stacks of all threads and
 exits."""
 UNINTERRUPTED = 3
-"""The program interrupts a call at later and later points. It stops after this number of consecutive attempts without
-an interrupt. In these attempts the call ended before the point was reached, so the call has no more points."""
+"""The program interrupts a call at one point after another, until the call ends before the point is reached. After this
+number of consecutive attempts without an interrupt, it assumes that the call has no more points."""
 
 
 class Program:
@@ -62,8 +62,8 @@ class Program:
         self.acknowledged.append((message.body, producer.send(message).queue_offset))
 
     def try_all(self, name: str, producer: Producer, call: Any) -> None:
-        """Interrupt `call` at each `stride`-th point at which a signal handler can run. Check after each interrupt that
-        the producer can still send."""
+        """Interrupt `call` at every `stride`-th of the points at which a signal handler can run. Check after each
+        interrupt that the producer can still send."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

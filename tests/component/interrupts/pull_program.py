@@ -93,8 +93,8 @@ class Program:
             self.note(messages)
 
     def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
-        """Interrupt a call at each `stride`-th point at which a signal handler can run. After each interrupt call
-        `recover`, then check that the consumer skips no message."""
+        """Interrupt a call at each `stride`-th point at which a signal handler can run. After each interruption, call
+        `recover` and check that the consumer skips no message."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

@@ -34,8 +34,8 @@ DIRECT = {
 }
 """By class, the public methods that run in the caller's thread, not in a helper thread."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
-"""Classes of client objects that the test program aside_program does not cover. All their calls are coroutines, or
-belong to another class of object."""
+"""Classes of client objects that have no cases in the test program `aside_program`. All their calls are coroutines, or
+are tested with another class."""
 WAITS = 2
 """Number of interrupts of a caller that waits for a helper thread: one before the helper thread runs the function, and
 one after it."""
@@ -53,7 +53,8 @@ def run_program(name: str, *arguments: object) -> str:
 
 
 def points(program: str, *arguments: object) -> dict[str, Any]:
-    """Run a test program of this folder. Returns the number of points that the program interrupted, by call."""
+    """Run a test program of this folder. Returns, for each of the program's calls, the number of points at which the
+    program interrupted the call."""
     found: dict[str, Any] = json.loads(run_program(program, *arguments).splitlines()[-1])
     print(total(found), "points:", found)
     return found
@@ -82,8 +83,9 @@ def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point
 
 @pytest.mark.long
 def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
-    """The caller of every public method that runs in a helper thread is interrupted, for every kind of client object.
-    All resources are released afterwards. raymq runs in the test program's process."""
+    """Some public methods run in a helper thread while their caller waits. The test interrupts the callers of all these
+    methods, for every kind of client object. All resources are released afterwards. raymq runs in the test program's
+    process."""
     found = points("aside_program", tmp_path)
     assert {kind.__name__ for kind in kinds()} - set(found) == NOTHING_ASIDE
     for kind, calls in found.items():
@@ -122,8 +124,8 @@ def test_no_handler_runs_between_the_end_of_a_poll_and_its_caller(method: str) -
 
 
 def test_a_call_of_another_thread_runs_in_that_thread() -> None:
-    """A call in another thread than the main thread uses no helper thread, because signal handlers run only in the main
-    thread."""
+    """A call from a thread other than the main thread uses no helper thread, because signal handlers run only in the
+    main thread."""
     threads: list[threading.Thread] = []
     thread = threading.Thread(target=lambda: aside(lambda: threads.append(threading.current_thread())))
     thread.start()

@@ -164,7 +164,8 @@ def lines(caplog, word: str) -> list[str]:
 
 def test_a_client_with_a_wrong_certificate_is_refused_with_one_line_at_both_ends(tmp_path, certificates, use, caplog):
     ours, others = certificates(), certificates()
-    # This client trusts the server's authority, but another authority signed the client's certificate.
+    # The client trusts the authority that signed the server's certificate. But another authority, which the server does
+    # not trust, signed the client's certificate.
     use(TlsFiles(others.certificate, others.key, ours.authority))
     with closing(echo_server(None, host="127.0.0.1", tls=ours)) as server:
         for _ in range(3):

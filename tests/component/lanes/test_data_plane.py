@@ -386,8 +386,8 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    # A fetch returns at least one message, even if the message is larger than the byte limit. The message of the second
-    # queue may need another fetch.
+    # A fetch returns at least one message, even if the message is larger than the byte limit. So the first fetch need
+    # not contain the message of the second queue; another fetch returns it.
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 

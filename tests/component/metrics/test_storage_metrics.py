@@ -1,4 +1,5 @@
-"""Tests of a storage actor's metrics: they must match known traffic of a real store."""
+"""Tests of a storage actor's metrics. Each test produces known traffic on a real store, and compares the metrics with
+this traffic."""
 
 from __future__ import annotations
 

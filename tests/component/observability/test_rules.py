@@ -46,8 +46,8 @@ def gauge(name: str, labels: str, values: str) -> dict[str, str]:
 def sends(fast: str, slow: str) -> dict[str, str]:
     """Return the bucket series of a histogram of send times, in promtool's notation.
 
-    `fast`: the number of sends that take at most 5 ms. `slow`: the number of all sends; a send that takes more than 5
-    ms takes more than 500 ms.
+    `fast`: the count of the buckets up to 500 ms: sends that take at most 5 ms. `slow`: the count of all sends, fast
+    and slow. No send takes between 5 ms and 500 ms.
     """
     bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
     return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}

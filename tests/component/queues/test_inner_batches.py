@@ -163,7 +163,7 @@ def test_messages_are_found_by_key_and_id_alone(tmp_path):
             assert (found.queue_offset, found.body) == (number, expected_bodies()[number])
     assert store.queries.by_key(TOPIC, "k-9999").count == 0
     store.close()
-    # When the store opens without its index, it rebuilds the index from the log.
+    # Delete the index. The store must rebuild it from the log when it opens.
     shutil.rmtree(tmp_path / "index")
     store = open_store(tmp_path, **SMALL_QUEUE_FILES)
     [found] = decode_records(store.queries.by_key(TOPIC, "k-100").records)

@@ -92,8 +92,9 @@ def test_a_reader_beside_the_store_reads_the_same_light_queue_messages(tmp_path,
 
 @pytest.mark.parametrize("where", ["magic", "name", "offset"])
 def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store, where):
-    """A damaged record is skipped, and the other messages of its light queue can be read. `where`: the damaged field.
-    It is the record's magic, the light queue's name in the record's properties, or the light queue's offset there."""
+    """A damaged record is skipped, and the other messages of its light queue can be read. `where`: the field that the
+    test damages. It is the record's magic, or one of two values in the record's properties: the name of the light
+    queue, or the record's offset in it."""
     names = {"INNER_MULTI_DISPATCH": ALICE}
     store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -160,8 +161,8 @@ def expire(store: MessageStore, root: Path) -> None:
 
 
 def all_of(store: MessageStore, topic: str, offset: int) -> list[MessageExt]:
-    """Return the messages that a consumer at `offset` gets from a queue. If the queue does not contain `offset`, the
-    consumer continues at the nearest end of the queue."""
+    """Return the messages that a consumer gets from a queue if the consumer's next offset is `offset`. If the queue
+    does not contain `offset`, the consumer continues at the nearest end of the queue."""
     [result] = store.fetch([FetchRequest(topic, 0, offset, 100)], max_bytes=1 << 20, wait_s=0)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         [result] = store.fetch([FetchRequest(topic, 0, result.next_offset, 100)], max_bytes=1 << 20, wait_s=0)

@@ -89,7 +89,8 @@ def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int =
 
 
 def give_back(group: LocalReplicas, name: int, good: bytes) -> None:
-    """Write the intact log into the directory of a stopped replica, as if its disk was restored from a backup."""
+    """Write the intact log `good` into the directory of a stopped replica, as if its disk was restored from a
+    backup."""
     data = bytearray(log_of(group, name))
     end = len(good.rstrip(b"\0"))
     data[:end] = good[:end]
@@ -223,8 +224,8 @@ def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_cop
     for _ in range(2):
         with pytest.raises(StoreCorruptError, match=f"replica {other} may have the intact bytes"):
             group.copy(NEW)
-        # Wait until the slave has appended the chunk before the hole (damaged range of the log). Over lanes (direct
-        # socket connections), the error may arrive before this append.
+        # Wait until the slave has appended the chunk before the hole (damaged range of the log). If chunks travel over
+        # lanes (direct socket connections), `copy` may raise its error before this append.
         store = group.replicas[NEW].any_store
         eventually(
             lambda store=store: store.log.end_offset == group.master.holes[0].offset, "the chunk before the hole"
@@ -249,7 +250,7 @@ def test_before_a_replica_that_is_away_had_time_to_come_back_the_hole_is_not_cop
 
 def hole_of_two_stores(tmp_path: Path, numbers: range = range(20, 21)) -> tuple[MessageStore, MessageStore]:
     """Return a master store with a hole (damaged range of the log), and a slave store whose log ends at the start of
-    this hole. The hole covers the master's records of the bodies `numbers`."""
+    this hole. The hole consists of the master's records with the numbers `numbers`."""
     settings = small_settings(tmp_path / "master")
     master = MessageStore.open(settings, broker_name="broker-a")
     for body in BODIES:
@@ -336,8 +337,8 @@ def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
 
 
 def copy_hole(master: MessageStore, slave: MessageStore, part_bytes: Callable[[], int], parts: int = 1 << 30) -> bool:
-    """Copy the master's hole (damaged range of the log) at the end of the slave's log, in at most `parts` parts.
-    Returns True if the slave has the whole hole."""
+    """Copy a hole (damaged range) of the master's log to the slave, in at most `parts` parts. The hole begins at the
+    end of the slave's log. Returns True if the slave then has the whole hole."""
     end = slave.log.end_offset
     for _ in range(parts):
         at = slave.chunks.append_offset
@@ -416,7 +417,7 @@ def test_a_hole_that_is_mended_on_the_master_while_it_is_copied_is_copied_as_rec
 
 def good_record(master: MessageStore, hole: Hole) -> bytes:
     """Return the intact bytes of the record that forms a hole (damaged range of the log). The test has changed the
-    first byte of its body."""
+    first byte of the record's body."""
     data = bytearray(master.chunks.read_hole(hole.offset, master.log.end_offset)[0])
     data[data.index(bytes([BODIES[20][0] ^ 1]) + BODIES[20][1:])] ^= 1
     return bytes(data)
@@ -454,9 +455,9 @@ def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet
 
 
 def test_an_offset_without_a_unit_leads_to_the_damaged_record_before_it_until_that_is_mended(tmp_path):
-    """A slave copies a hole (damaged range of the log), but not the consume-queue entry for the hole's offset: the
-    master's entry may be wrong and point to another record. A read of the offset returns the damaged record, and after
-    the repair the intact record."""
+    """A slave may copy a hole (damaged range of the log) without its consume-queue entry. The master's entry may be
+    wrong and point to another record. A read of this offset from the slave returns the damaged record, and after the
+    repair the intact record."""
     master, slave = hole_of_two_stores(tmp_path)
     [hole] = master.mender.holes
     data, copy = master.chunks.read_hole(hole.offset, master.log.end_offset)

@@ -1,5 +1,5 @@
-"""Tests of the request frames with which replicas read and append the log: when a replica answers them, and that
-waiting requests block no thread."""
+"""Tests of the request frames with which replicas read and append the log. They check when a replica answers a frame,
+and that waiting requests block no thread."""
 
 from __future__ import annotations
 

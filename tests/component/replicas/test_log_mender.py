@@ -42,8 +42,8 @@ BODY_AFTER_MAGIC = 84
 
 
 def flip(group: LocalReplicas, name: int, body: bytes, back: int = 0) -> None:
-    """Flip one bit in the log of a stopped replica: in the first byte of `body`, or in the byte `back` bytes
-    before it."""
+    """Flip one bit in the log of a stopped replica. The bit is in the first byte of `body`, or in the byte that lies
+    `back` bytes before the first byte."""
     for path in sorted((group.directory(name) / "commitlog").iterdir()):
         data = bytearray(path.read_bytes())
         position = data.find(body)
@@ -124,7 +124,8 @@ def test_records_that_no_replica_has_intact_stay_damaged_and_the_group_continues
     assert [len(replica.holes) for replica in group.replicas.values()] == [1, 1, 1]
     assert group.control_state.record.sync_state_set.members == group.names
     slaves = [replica for replica in group.replicas.values() if replica is not group.master]
-    # The slaves' logs lack nothing that the master's log has, so a slave may become master next.
+    # The slaves' logs have everything that the master's log has, and the slaves report this. So each slave may become
+    # the next master.
     assert all(replica.account().complete for replica in slaves)
     assert len(logs(group)) == 1
 
@@ -141,7 +142,7 @@ def test_damage_after_the_cut_of_a_log_is_removed(make):
     [hole] = group.replicas[other].holes
     stop_one = group.replicas.pop(other)
     stop_one.close()
-    # `truncate_log` at `end` truncates nothing, because `end` is the end of the log.
+    # `end` is the end of the log, so this call of `truncate_log` removes nothing
     assert truncate_log(settings, end) == 0
     assert truncate_log(settings, hole.offset) > 0
     start(group, other)
@@ -167,8 +168,8 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     assert (found[0], len(found[1])) == (hole.offset, hole.size)
     chunks = group.replicas[other].any_store.chunks
     assert chunks.read_part(hole.offset, hole.size) is None
-    # A read of twice the hole's size (a hole is a damaged range of the log) skips the hole and returns the next record.
-    # This record is as long as the hole, because all records have equal sizes.
+    # A hole is a damaged range of the log. A read that requests twice the hole's size skips the hole, and returns the
+    # next record. This record is as long as the hole, because all records have equal sizes.
     after = chunks.read_part(hole.offset, 2 * hole.size)
     assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
 

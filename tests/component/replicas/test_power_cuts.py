@@ -169,7 +169,8 @@ def test_a_slave_that_returns_in_the_same_epoch_keeps_acknowledged_records(group
     group.control(2)
     following = slave.following(0.0)
     assert following is not None
-    # The slave has acknowledged its copied records to the master, so it must not truncate them, not even briefly.
+    # The slave has already acknowledged its copied records to the master. So `align` must not truncate these records,
+    # not even for a moment.
     assert slave.align(following.epoch, group.replicas[MASTER].history(following.epoch)) == end
     group.copy(SLAVE)
     disk.works.set()

@@ -156,8 +156,8 @@ def test_copying_continues_after_cut_lanes_and_restarted_servers(group, actors, 
             HELLO_BYTES + VERDICT_BYTES + dice.choice([1, CHECKED_HEADER.size, CHECKED_HEADER.size + 9]),
         )
         actors.change[replica] = lambda one, proxy=proxy: proxy.address
-        # Restart the lanes (direct socket connections) of the replica that has no proxy. This interrupts the
-        # Replicator's copy, so that it opens new lanes.
+        # Restart the lanes (direct socket connections) of the other replica, which has no proxy. This interrupts the
+        # copy that the Replicator makes. The Replicator then opens new lanes, also to the replica with the proxy.
         group.restart_lanes(1 - replica)
         thread = appends.one()
         eventually(lambda proxy=proxy: proxy.cuts, "a lane to be cut", WAIT_S)

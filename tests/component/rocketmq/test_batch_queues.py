@@ -293,8 +293,8 @@ def test_a_deleted_topic_is_gone_with_its_batches(root):
 
 
 def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
-    """Queue offsets in inner batches may be higher than the log's size allows for single records, because each message
-    of a batch needs few bytes. Recovery must not treat them as damage."""
+    """A message of an inner batch needs only a few bytes. So a log with inner batches may contain higher queue offsets
+    than a log of the same size with single records. Recovery must not treat such offsets as damage."""
     store = open_batched(tmp_path / "original")
     for index in range(20):
         end = store.status().max_physical_offset

@@ -143,8 +143,8 @@ def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
 
 
 def test_rebuilt_index_files_equal_rocketmqs_files(tmp_path):
-    """The index files that raymq rebuilds from the log equal RocketMQ's files byte for byte. Only their names differ,
-    which are their creation times."""
+    """The index files that raymq rebuilds from the log equal RocketMQ's files byte for byte. Only the files' names
+    differ, because a file's name is its creation time."""
     root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))
     written = [path.read_bytes() for path in sorted((root / "index").iterdir())]
     assert len(written) == 4

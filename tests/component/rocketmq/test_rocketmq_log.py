@@ -207,8 +207,8 @@ def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
     "lost", [[10], [0, 1, 2], [18, 19, 20], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [*range(20)]]
 )
 def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
-    """Records of a queue are lost. The queue begins at the first offset whose record exists, and a lost record later in
-    the queue does not move this beginning."""
+    """Records of a queue are lost. The queue begins at the first offset whose record exists. If a later record is lost
+    too, the queue still begins at this offset."""
     others = [Row("T", 1, offset, b"UNIQ_KEY\x01O%d" % offset) for offset in range(30)]
     rows = [Row("T", 0, offset, b"UNIQ_KEY\x01M%d" % offset) for offset in range(22) if offset not in lost]
     write_log(tmp_path / "store", [*others, *rows], crashed=True)
@@ -230,8 +230,8 @@ def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
     """A topic that RocketMQ deleted has no queues in raymq. RocketMQ 4.9 leaves the topic's directory without the
     directories of its queues; RocketMQ 5 leaves nothing.
 
-    RocketMQ does not write raymq's snapshot of producer sequences, so the snapshot does not cover the messages that
-    RocketMQ has stored.
+    A store that RocketMQ has written may contain an old snapshot of raymq (producer sequences). RocketMQ does not
+    update it, so it does not cover the messages that RocketMQ has stored.
     """
     own = b"RMQ_PID\x01p\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x01%d"
     rows = [Row(topic, 0, i, own % i) for i in range(5) for topic in ("Gone", "Kept")]

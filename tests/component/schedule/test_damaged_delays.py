@@ -29,8 +29,8 @@ BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
 RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "unreadable"}
-"""How consumers receive a message if one field of its record is damaged, by the name of the field. Damage of any other
-field means that consumers do not receive the message."""
+"""How consumers receive a message whose record has one damaged field, by the name of the damaged field. If another
+field is damaged, consumers do not receive the message."""
 
 
 def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:

@@ -123,7 +123,7 @@ def test_a_message_that_was_put_aside_stays_so_in_a_store_that_has_only_the_log(
     clock.now_ms = due_ms
     settle(store)
     clock.now_ms += 2 * DAY_MS
-    settle(store)  # Two days after the due time, the scheduler removes the recall from memory.
+    settle(store)  # Two days after the message's due time, the scheduler removes the message's recall from memory.
     copy = killed_copy(store._root, tmp_path / "copy")
     for name in ("delayOffset.json", "timerOffset.json"):
         (copy / "config" / name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Tests of delayed messages in a real store. They wait, are delivered once, and survive stops, kills and power
-failures."""
+"""Tests of delayed messages in a real store. Delayed messages wait until they are due, are delivered once, and survive
+stops, kills and power failures."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def wait_for_a_round(store: MessageStore) -> None:
 
 def test_a_message_of_level_3_waits_in_queue_2_and_its_unit_holds_the_time_of_delivery(opened, clock):
     """A message of delay level 3 waits in queue 2, and its consume-queue entry (unit) holds the delivery time. Source:
-    golden facts 18 (storage) and 14 (messaging)."""
+    golden fact 18 of spec/storage.md, and golden fact 14 of spec/messaging.md."""
     clock.now_ms = 1_700_000_000_001
     store = opened(deliver=False)
     [result] = store.append([waiting_batch([level(b"x")], clock)])

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ignore_warnings(items, __file__)
 
 
-@pytest.hookimpl(trylast=True)  # Run this hook after the teardown of the last module's fixtures, which may call Spark.
+@pytest.hookimpl(trylast=True)  # run this hook last: the teardown of the last module's fixtures may still call Spark
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop Spark before the first test of another folder, which may start its own session with `spark_session`."""
     if SHARED in item.config.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):

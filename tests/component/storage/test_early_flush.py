@@ -38,8 +38,8 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
         add = visibility.add
 
         def overtaken(end_offset: int, *place: Any) -> None:
-            # Make an append visible only after its flush, as if the operating system had suspended the writer's thread
-            # between writing and this call.
+            # Make an append visible only after its flush. This imitates a writer thread that the operating system
+            # suspends after it has written the records and before it makes them visible.
             assert store.gate.wait_flushed(end_offset)
             add(end_offset, *place)
 

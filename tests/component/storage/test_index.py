@@ -76,8 +76,9 @@ def test_fact_22_times_are_rounded_down_to_a_second(tmp_path):
 
 
 def test_the_first_entry_of_a_rolled_file_holds_the_gap_to_the_file_before(tmp_path):
-    """The seconds field of the first entry in a new index file counts from the previous file's last timestamp. RocketMQ
-    sets the new file's begin timestamp only after it has computed this field."""
+    """The seconds field of an entry counts from the file's begin timestamp. But in the first entry of a new index file
+    it counts from the previous file's last timestamp. The reason: RocketMQ computes this field before it sets the new
+    file's begin timestamp."""
     file = make_file(tmp_path)
     file.put_entries(entries(*FACT_21))
     file.close()
@@ -378,7 +379,8 @@ class TestIndexOfAStore:
 
 
 class FullDisk:
-    """A full disk for index files: while `full` is True, disk calls of one kind fail."""
+    """A disk that is full for index files: while `full` is True, the disk call `kind` fails with `error` for these
+    files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, error: int) -> None:
         self.full, self.met = True, 0
@@ -431,7 +433,7 @@ def test_an_index_stopped_by_a_short_log_file_continues_when_the_file_is_back(tm
     bytes again. Until then queries do not wait for the index, and the store accepts appends, because the index itself
     has not failed."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
-    # Make the interval so long that the index thread runs only on request.
+    # The index thread then runs only when it is requested to, because its interval is longer than the test.
     monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)
     root = tmp_path / "store"
     store = open_store(root)

@@ -147,7 +147,7 @@ def test_the_index_reads_batches_that_its_buffer_cannot_hold_from_the_log(tmp_pa
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         store._parts.appended._records_max = COUNT
         batches = [batch_of(number) for number in range(4)]
-        # Hold this lock while the batches are appended, so that the index thread cannot read them yet.
+        # While this lock is held, the index thread cannot read the appended batches.
         with store._index._changed:
             for batch in batches:
                 store.append([batch])

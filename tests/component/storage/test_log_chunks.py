@@ -129,7 +129,9 @@ def test_a_copy_keeps_a_queue_that_only_the_topic_created_again_has(tmp_path, ma
     for queue_id in (2, 0, 0, 2):
         source.append([make_batch([b"old"], queue_id=queue_id)])
     copy_log(source, target, max_bytes)
-    target.close()  # Closing the store writes a snapshot; it contains the queue ends of the topic before its deletion.
+    # Closing the store writes a snapshot. The snapshot contains the ends that the topic's queues had before the topic
+    # was deleted.
+    target.close()
     target = open_store(tmp_path / "b")
     source.topics.delete("orders")
     first = make_batch([b"new one"], queue_id=1, producer=("p", 0, 0))

@@ -355,8 +355,8 @@ class TestFetch:
             (PullStatus.FOUND, 101),
         ]
         assert fetch_one(store, 0, tags="yes", max_bytes=0, max_messages=10).next_offset == 40
-        # If a fetch requests more messages than the filter's limit, the filter checks as many messages as requested.
-        # This is RocketMQ's rule.
+        # RocketMQ's rule: a filter usually checks a limited number of messages per fetch. If the fetch itself requests
+        # more messages than this limit, the filter checks as many as the fetch requests.
         assert fetch_one(store, 0, tags="yes", max_messages=60).next_offset == 60
         assert fetch_one(store, 0, max_messages=60).count == 60
         store.close()
@@ -499,7 +499,7 @@ class TestFlush:
         monkeypatch.undo()
         with pytest.raises(StoreNotWritableError, match="refuses appends until"):
             store.append([make_batch([b"after"])])
-        # The record whose flush failed stays invisible, even if the disk seems to work again.
+        # Consumers do not see the record whose flush failed, even if the disk seems to work again.
         assert fetch_one(store, 1, wait_s=0.1).status is PullStatus.NO_NEW_MESSAGE
         assert bodies_of(store) == [b"before"]
         assert not store.status().writable
@@ -766,8 +766,8 @@ class TestLifeCycle:
         assert not any(thread.is_alive() for thread in started)
 
     def test_maps_and_descriptors_of_a_store_of_many_files_stay_within_the_limits(self, root):
-        """A store with 80 queues, a dozen log files and as many index files keeps its limits: 8 maps, and 8 files open
-        for writing."""
+        """A store with 80 queues, a dozen log files and a dozen index files keeps two limits: it maps at most 8 files,
+        and has at most 8 files open for writing."""
         store = open_store(root, max_mapped_files=8, max_index_num=100, max_mapped_bytes=1 << 20)
         before = len(open_below(root))
         for queue_id in range(80):
@@ -777,8 +777,9 @@ class TestLifeCycle:
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
         assert len(store._parts.reader.maps._maps) <= 8
-        # Six more descriptors are allowed, two for each of three files: the current log file, the next log file, and
-        # the newest index file. Retry, because the store's threads may briefly open another file.
+        # Besides 8 mapped files and 8 files open for writing, the store may have six descriptors: two for each of the
+        # current log file, the next log file and the newest index file. Retry, because the store's threads may briefly
+        # open another file.
         eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 6, "so few files are open")
         store.close()
 
@@ -889,7 +890,7 @@ def test_only_the_owner_may_read_a_store_whatever_the_umask_and_the_earlier_mode
 
 def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeypatch):
     store = open_store(root)
-    # Create the store's files now: the test blocks flushes below, and the creation of files also flushes.
+    # Create the store's files before the test blocks all flushes, because creating the files also flushes.
     store.append([make_batch([b"zero"])])
     disk_works, heard = threading.Event(), threading.Event()
     flush = disk.flush
@@ -914,8 +915,9 @@ def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeyp
 
 
 def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
-    """An append that waits for the disk does not read its records again. The records are in the buffer of a lane
-    (direct socket connection), which the next append overwrites during the wait."""
+    """An append that waits for the disk does not read its records again, because they may no longer be there. They are
+    in the buffer of a lane (direct socket connection), and the lane's next append overwrites this buffer during the
+    wait."""
     store = open_store(root)
     # Create the store's files now: creating them also flushes, and later flushes are blocked in this test.
     store.append([make_batch([b"zero"])])
@@ -969,8 +971,8 @@ def test_with_async_flush_a_started_append_is_settled_at_once(root):
 
 
 def test_a_disk_that_is_full_when_pages_are_made_refuses_the_append_before_anything_is_written(root, monkeypatch):
-    """The disk is full when the store prepares the log's next pages. It refuses the append and stores nothing. Some
-    file systems need new blocks even to overwrite existing bytes, and then fail with ENOSPC."""
+    """If the disk is full when the store prepares the log's next pages, the store refuses the append and stores
+    nothing. Some file systems need new blocks even to overwrite existing bytes, and then fail with ENOSPC."""
     with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
         store.append([make_batch([b"first"])])
         end_offset = store.log.end_offset

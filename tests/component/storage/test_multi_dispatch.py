@@ -75,7 +75,7 @@ def test_a_message_is_in_the_queues_that_it_names_and_says_where(tmp_path):
     assert [message.body for message in in_b] == [b"three", b"four"]
     assert (result.queue_offset, other.queue_offset) == (2, 4)
     assert list(result.physical_offsets) == [message.physical_offset for message in in_b]
-    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # 112785 is the hash code of the tag "red".
+    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # 112785 is the tag code (hash) of the tag "red"
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 2
     assert store.queries.by_unique_id("orders", f"{1:032X}").count == 2
@@ -210,7 +210,7 @@ def test_recovery_makes_the_units_again_whatever_the_settings(tmp_path, lost, cl
     assert {name: bodies_in(again, name) for name in expected} == expected
     assert queue_files(killed) == queue_files(tmp_path / "a")
     again.close()
-    # After recovery, new messages in the light queues get the next offsets.
+    # Check that a message that is stored after recovery gets the next offset of its light queue.
     again = open_store(killed, **ON)
     again.append([batch_for("%LMQ%b", b"new")])
     assert offsets_said(messages_in(again, "%LMQ%b"))[-1] == "360"

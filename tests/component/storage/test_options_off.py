@@ -38,14 +38,14 @@ OPTIONS = {
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }
-"""Modules of optional features: transient store pool, warm-up, queue extension, inner batches, fitted batches,
-multi-dispatch."""
+"""Modules that only optional features of a store use: transient store pool, warm-up, queue extension, inner batches,
+fitted batches, multi-dispatch."""
 
 
 @contextmanager
 def called_modules() -> Iterator[set[str]]:
-    """Record which functions of this repository any thread calls during a `with` block. Yields a set that holds the
-    names of their modules after the block."""
+    """Record the modules of this repository whose functions any thread calls during a `with` block. Yields a set; after
+    the block, the set holds the names of these modules."""
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -98,8 +98,8 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
     ],
 )
 def test_the_settings_choose_the_writer_and_the_queue_once(tmp_path, settings, writer, queue):
-    """The settings of a store select the classes of its log writer and its consume queues. The warm-up needs larger log
-    files than the default of 64 KiB in these tests."""
+    """The settings of a store select the classes of its log writer and its consume queues. WarmWriter, which prefaults
+    pages, is selected only if the log files are larger than these tests' default of 64 KiB."""
     with closing(open_store(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH, **settings)) as store:
         store.append([make_batch([b"one"])])
         assert type(store.log._writer) is writer

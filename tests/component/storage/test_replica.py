@@ -347,7 +347,8 @@ def test_a_slave_serves_confirmed_messages_and_waits_for_later_offsets(make):
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        # Each slave has copied the records, but the master has not yet informed it that the other slave has them too.
+        # Let each slave copy the records. The master has not informed a slave yet that the other slave has copied the
+        # records, too.
         group.copy(name)
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
@@ -368,8 +369,8 @@ def test_a_reader_of_old_messages_is_sent_to_a_slave_and_returns_after_catching_
     group.settle()
     slave, master = slave_of(group), group.master
     assert fetch(master, 0, max_messages=10).pull_from == ""
-    # Reduce the memory size. With access_message_in_memory_max_ratio at 40 %, only the last quarter of the log then
-    # counts as in memory.
+    # Simulate a machine whose memory is 25/40 of the log. As access_message_in_memory_max_ratio is 40 %, only the last
+    # quarter of the log then counts as in memory.
     monkeypatch.setattr(queue_queries, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)
     sent_to = fetch(master, 0, max_messages=10).pull_from
     assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
@@ -409,7 +410,8 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
     group.control()
     [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
     assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
-    # The message is stored and visible, because no other replica can become master if the master is fixed.
+    # The message is visible although no slave has copied it in time. The master is fixed, so no slave without the
+    # message can become the master.
     assert fetch(group.master, 0).count == 1
     group.rules = replace(group.rules, slave_timeout_s=60.0)
     group.close(0)
@@ -443,8 +445,8 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
     left = group.control_state.record.master
     told: list[str] = []
     group.master.call_on_failure(lambda: told.append("failed"))
-    # All bodies of this batch together are longer than one write into a memory map. They are also longer than two log
-    # files, because the next log file may already be preallocated.
+    # The bodies of this batch together are longer than one write into a memory map, and longer than two log files. So
+    # the append needs a new log file, even if the next file is already preallocated.
     long_bodies = [body.ljust(LOG_FILE_BYTES // 8, b".") for body in bodies(20, 20)]
     batch = make_batch(long_bodies, producer=("p", 0, 20))
     with monkeypatch.context() as patch:
@@ -525,17 +527,18 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     for name in names:
         group.master.store.topics.delete(name)
     deleted = state(b"the topics were deleted")
-    # Create one topic again. A slave may copy a message of the new topic before it gets the deletion of the old topic.
+    # Create one topic again. So a slave may copy a message of the new topic before it gets the deletion of the old
+    # topic.
     [again, *_] = names
     made = state(b"a topic was made anew")
     group.master.append([make_batch([b"b"], topic=again)])
     group.settle()
     for name, replica in slaves.items():
-        # This list of existing topics is older than the deletion and still contains the topics. So the slave must keep
-        # them.
+        # The first argument is a list of the existing topics. The slave gets an old list, from before the deletion,
+        # that still contains these topics. So the slave must keep them.
         replica.delete_topics_before(frozenset(names), deleted)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
-        # The slave's log does not contain the state record before this position yet, so the slave must keep the deleted
+        # The deletion is at a log position that the slave has not copied yet, so the slave must keep the deleted
         # topics.
         replica.delete_topics_before(frozenset(), made + 100)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()

@@ -45,8 +45,8 @@ def segments(store: MessageStore) -> set[int]:
 
 
 def append_until_warm(store: MessageStore) -> int:
-    """Append messages until the log ends in the first quarter of a prefaulted segment. Returns the number of appended
-    messages."""
+    """Append messages until the log's end is in a prefaulted segment of the log, in the first quarter of this segment.
+    Returns the number of appended messages."""
     count = 0
 
     def append() -> bool:
@@ -125,8 +125,8 @@ def test_appends_continue_when_pages_cannot_be_prefaulted(tmp_path, monkeypatch,
 
 @contextmanager
 def at_each_line_of(codes: set[CodeType], action: Any) -> Iterator[None]:
-    """Call `action` before each line of the functions in `codes`, while this thread runs them in a `with`
-    block."""
+    """Inside the `with` block, call `action` before each line that this thread executes in one of the functions
+    `codes`."""
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         if frame.f_code not in codes:

@@ -69,7 +69,8 @@ def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(
     ]
     assert not end_transaction(replicas.master, first).duplicate
     slave = next(replica for replica in replicas.replicas.values() if replica is not replicas.master)
-    # golden fact 96: a slave refuses to end a transaction; raymq's error for this case is NotMasterError
+    # golden fact 96 (spec/features.md §12): a slave refuses to end a transaction; raymq's error for this case is
+    # NotMasterError
     with pytest.raises(NotMasterError):
         end_transaction(slave, second)
     replicas.close(old)

@@ -1,5 +1,5 @@
-"""Tests of one damaged record among transactions. All other transactions end correctly, and no message is delivered
-twice."""
+"""Tests of a store with several transactions and one damaged record. The undamaged transactions end correctly, and no
+message is delivered twice."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_damaged_half_message_holds_up_no_other(opened, clock, tmp_path, caplo
     clock.now_ms += TIME_OUT_MS + 1
     others = [ones[0].transaction_id, ones[2].transaction_id]
     if field == "physical offset":
-        # The store also keeps a half message's physical offset outside of its record. So a half message counts as
-        # intact if only this field is damaged.
+        # The store also keeps a half message's physical offset outside of the message's record. So a half message
+        # counts as intact if only the physical offset in its record is damaged.
         others.insert(1, damaged.transaction_id)
     assert asked(store) == others
     ones = [Transaction(store, *list(vars(one).values())[1:]) for one in ones]
@@ -146,8 +146,8 @@ def test_a_retried_send_is_recognised_beside_a_damaged_record(opened, clock, tmp
     for number in (4, 3, 1, 0):
         [result] = store.append([batches[number]])
         assert (result.duplicate, result.queue_offset) == (True, number)
-    # If the body size or the topic size is damaged, the producer of the damaged record cannot be read. So the store
-    # does not recognise the repeated batch, and refuses it.
+    # If the body size or the topic size is damaged, the record's producer cannot be read. If the producer then repeats
+    # the batch, the store does not recognise the repeat, and refuses it as too old.
     if field in ("body size", "topic size"):
         with pytest.raises(MessageIllegalError, match="too old to check for repeats"):
             store.append([batches[2]])

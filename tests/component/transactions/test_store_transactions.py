@@ -92,7 +92,8 @@ def test_the_other_outcome_is_refused_and_changes_nothing(opened, clock):
 
 
 def test_another_group_may_not_end_it(opened, clock):
-    """Another producer group cannot commit the transaction: it gets TransactionError. Source: golden fact 94."""
+    """Another producer group cannot commit the transaction: it gets TransactionError. Source: golden fact 94 of
+    spec/features.md."""
     store = opened()
     with pytest.raises(TransactionError) as raised:
         begin(store, clock=clock).commit(producer_group="b")
@@ -109,7 +110,7 @@ def test_an_offset_without_a_half_message_is_refused(opened, clock, offset):
 
 def test_a_final_message_that_cannot_be_stored_leaves_the_transaction_open(opened, clock):
     """The commit adds a property, and the message's properties become too long. The commit fails, and the transaction
-    stays open. Source: golden fact 98."""
+    stays open. Source: golden fact 98 (spec/features.md §12)."""
     store = opened()
     message = Message("orders", b"x", properties={"p": "v" * 32_550})
     room = 32_767 - len(store.append([half_batch([message], ids=["T"])]) and _properties(store))
@@ -188,8 +189,8 @@ def asked(store: MessageStore, *groups: str) -> list[tuple[str, int]]:
 
 
 def test_a_half_message_that_is_old_enough_is_asked_about_and_its_copy_counts(opened, clock):
-    """A half message is checked once it is old enough. The store appends a copy of it that counts the checks. Source:
-    golden facts 90 and 92."""
+    """A half message is checked once it is old enough. The store then appends a copy of the half message with an
+    increased number of checks. Source: golden facts 90 and 92 (spec/features.md §12)."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS
@@ -239,7 +240,8 @@ def test_a_check_of_a_message_whose_body_cannot_be_read_names_its_real_queue(ope
 
 def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock):
     """A transaction check copies the half message. A commit that names the offsets of the first half message also ends
-    the transaction of the copies, so they are not checked again. RocketMQ behaves differently (quirk 2)."""
+    the transaction of the copies, so they are not checked again. RocketMQ would check the copies again (quirk 2 of
+    transaction checks in spec/features.md)."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -253,7 +255,7 @@ def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock)
 
 def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, clock):
     """If a producer group has no connected producer, its half messages are not checked and no check is counted.
-    RocketMQ behaves differently (quirk 3)."""
+    RocketMQ behaves differently (quirk 3 of transaction checks, spec/features.md §1.5)."""
     store = opened()
     begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -266,7 +268,7 @@ def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, 
 
 def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path):
     """After 15 checks without an outcome the store gives up a half message, and never gives it up a second time.
-    Source: golden fact 91."""
+    Source: golden fact 91 of spec/features.md."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -288,7 +290,8 @@ def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path
 
 
 def test_a_half_message_older_than_retention_is_given_up_without_a_check(opened, clock):
-    """A half message that is older than the retention time is given up without a check. Source: golden fact 93."""
+    """A half message that is older than the retention time is given up without a check. Source: golden fact 93 of
+    spec/features.md."""
     store = opened(file_reserved_time_hours=72)
     begin(store, b"one", born_ms=clock.now_ms - 72 * 3_600_000 - 1000)
     clock.now_ms += 1
@@ -311,8 +314,8 @@ def test_a_round_of_many_checks_comes_in_parts_and_asks_about_each_once(opened, 
 
 
 def test_op_records_are_written_for_all_that_ended_many_at_a_time(opened, clock):
-    """The store writes op records for all ended transactions, several in one record. RocketMQ would check a half
-    message without an op record again."""
+    """The store writes op records, which mark half messages as finished, for all ended transactions. One op record
+    marks several half messages. Without an op record, RocketMQ would check the half message again."""
     store = opened()
     transactions = [begin(store, b"%d" % number, clock=clock) for number in range(3)]
     for one in transactions:
@@ -368,7 +371,7 @@ def test_figures_count_waiting_half_messages_and_their_age_by_topic(opened, cloc
 
 def test_a_slow_disk_leaves_the_transaction_committed(opened, clock, monkeypatch):
     """If the flush of a commit is too slow, the commit returns FLUSH_DISK_TIMEOUT, and the transaction is committed.
-    Source: golden fact 97."""
+    Source: golden fact 97 of spec/features.md."""
     store = opened(flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=50)
     one = begin(store, b"one", clock=clock)
     monkeypatch.setattr(store.gate, "is_durable", lambda end_offset, late: False)

@@ -169,8 +169,8 @@ def test_the_largest_message_is_4_mib_and_comes_back_whole(mq: raymq.Client, top
 
 
 def send_numbers(mq: raymq.Client, topic: str, numbers: Iterable[int], *, sharding: bool = False) -> None:
-    """Send one message for each number, with the number as body. With `sharding` the messages are distributed over all
-    queues by sharding key."""
+    """Send one message for each number, with the number as body. With `sharding`, the number is also the message's
+    sharding key, which spreads the messages over all queues."""
     with mq.producer() as producer:
         for number in numbers:
             producer.send_async(raymq.Message(topic, b"%d" % number), sharding_key=str(number) if sharding else None)
@@ -246,7 +246,7 @@ def test_a_group_continues_at_its_committed_offsets(mq: raymq.Client, topic: str
 
 
 def test_auto_commit_commits_messages_of_earlier_polls(mq: raymq.Client, topic: str, group: str) -> None:
-    """With auto-commit, the messages of all polls before the last poll count as consumed. Closing the consumer also
+    """With auto-commit, each poll marks the messages of the polls before it as consumed. Closing the consumer also
     commits the messages of the last poll, unless the program's `with` block ends with an exception."""
     send_numbers(mq, topic, range(30))
     consumer = mq.pull_consumer(group, consume_from=FIRST)

@@ -1,4 +1,5 @@
-"""Tests of a program that has Ray but not raymq: it sends and pulls with the actor handle of a broker."""
+"""Tests of a program that uses Ray but not raymq's client: it sends and pulls messages through the actor handle of a
+broker."""
 
 from __future__ import annotations
 

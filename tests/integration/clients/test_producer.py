@@ -94,9 +94,9 @@ def test_the_async_twin_sends_over_a_kill_of_both_stores(mq: raymq.Client, topic
 
 
 def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, topic: str) -> None:
-    """While one store does not answer, new messages are sent to the other store. The first store is stopped, not
-    killed: Ray does not restart it, and calls to it time out. Messages in flight to it are not sent to another store.
-    """
+    """One of the two stores is stopped, and new messages are sent to the other store. The stopped store is not killed,
+    so Ray does not restart it, and calls to it time out. Messages that are in flight to the stopped store are not sent
+    to the other store."""
     with mq.producer(attempt_timeout_s=0.5) as producer:
         for _ in range(20):
             producer.send(raymq.Message(topic, b"before"))

@@ -96,7 +96,8 @@ def arrow(dataset: Dataset) -> Iterator[Any]:
 def test_a_count_reads_nothing(mq: raymq.Client, flights: pd.DataFrame) -> None:
     dataset = read_topic("data-flights")
     assert dataset.count() == FLIGHTS
-    # The dataset was not read: `stats` lists only operators that Ray Data has executed.
+    # `stats` lists the operators that Ray Data has executed. No read is among them: the count did not read the
+    # messages.
     assert "ReadTopic" not in dataset.stats()
     assert read_topic("data-flights", tags="UA").count() == (flights.carrier == "UA").sum()
 
@@ -120,8 +121,8 @@ def test_a_projection_moves_no_bodies(mq: raymq.Client, flights: pd.DataFrame) -
     pruned = dataset.select_columns(["offset", "tags"]).materialize()
     assert pruned.schema().names == ["offset", "tags"]
     assert pruned.count() == FLIGHTS
-    # Check that no bodies are read. A row without its body needs 14 bytes: 8 for the offset, 2 for the tag, and 4 for
-    # the tag's position. A body has about 100 bytes.
+    # Check by its size that the materialized dataset has no bodies. A row without its body needs 14 bytes: 8 for the
+    # offset, 2 for the tag, and 4 for the tag's position. A body has about 100 bytes.
     assert pruned.size_bytes() < 16 * FLIGHTS
     assert sum(task.metadata.size_bytes for task in TopicDatasource("data-flights").get_read_tasks(1)) > 100 * FLIGHTS
 
@@ -238,8 +239,9 @@ def test_a_retried_write_task_stores_its_rows_once(
     died = tmp_path / "died"
 
     def grow_and_die_once(batch: pa.Table) -> pa.Table:
-        """Return the batch in a form that Ray Data writes as a separate block, before it calls this function with the
-        next batch. Kills the task's process once."""
+        """Return the batch with an added column, which makes it so large that Ray Data writes it as a separate block at
+        once. So earlier batches are already stored when a later call of this function kills its own process. It does so
+        once."""
         if batch["id"][0].as_py() >= 6000 and not died.exists():
             deadline_s = time.monotonic() + 60
             stored = 0

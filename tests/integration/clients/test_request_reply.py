@@ -55,7 +55,7 @@ def test_a_batch_listener_answers_each_message_and_asyncio_asks(mq: raymq.Client
 
 def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic: str) -> None:
     """A reply that arrives after the request's timeout is dropped and counted, because the requester no longer has its
-    correlation id. Source: golden fact 164."""
+    correlation id. Source: golden fact 164 of spec/features.md."""
     before = mq.producer().request_statistics()
     with mq.pull_consumer(f"late-{uuid4().hex[:8]}", consume_from=FIRST) as c:
         c.subscribe(topic)
@@ -74,8 +74,8 @@ def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic:
 
 
 def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.Client, topic: str) -> None:
-    """A reply to a client that has left is stored, and the result of the reply says so. Source: golden fact
-    163."""
+    """A reply to a client that has left is stored, and the send of the reply raises an error that states both facts.
+    Source: golden fact 163 (spec/features.md §12)."""
     asker = raymq.connect()
     future = asker.producer().request_async(raymq.Message(topic, b"anybody?"), timeout_s=REQUEST_S)
     with mq.pull_consumer(f"gone-{uuid4().hex[:8]}", consume_from=FIRST) as c:

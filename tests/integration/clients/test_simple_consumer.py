@@ -53,7 +53,7 @@ def test_sixteen_consumers_share_two_queues_and_each_message_is_settled_once(mq:
                     with lock:
                         got.extend(numbers(messages))
                         counted[number] += acked
-        except BaseException as error:  # The main thread of the test raises the error of this thread later.
+        except BaseException as error:  # The main thread of the test later raises the error of this consumer thread.
             failures.append(error)
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(16)]

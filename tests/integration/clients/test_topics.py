@@ -1,5 +1,5 @@
-"""Tests of topics in a whole cluster: message types, which every way of sending checks, and offsets of groups that no
-longer subscribe to a topic."""
+"""Tests of topics in a whole cluster. Every way of sending checks the topic's message type. Offsets of groups that no
+longer subscribe to a topic are deleted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.history.waiting import eventually
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
 SWEEP_S = 180.0
-"""Maximum number of seconds until a broker deletes unused offsets (a sweep). A broker does not sweep in the first two
-minutes after its start."""
+"""Maximum time in seconds that the test waits for a broker to delete unused offsets (a sweep). A broker does not sweep
+in the first two minutes after its start."""
 SWEPT, KEPT, SWEEPER = "swept", "kept-of-two", "sweeper"
 
 

@@ -87,8 +87,8 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
 
 
 def board_is_there_and_can_be_installed_again(box: Sandbox) -> None:
-    """Check that `raymq up` wrote the Grafana dashboard into the Ray session's directory, and that `raymq metrics
-    install` writes it again. No Grafana server reads this directory."""
+    """Check that `raymq up` has written the Grafana dashboard into the Ray session's directory, and that `raymq metrics
+    install` writes it again. This command also reports that no Grafana server reads the directory."""
     [board] = box.tmp.glob("ray/session_2*/metrics/grafana/dashboards/raymq*.json")
     text = board.read_text()
     board.unlink()

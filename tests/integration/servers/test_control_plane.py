@@ -130,7 +130,8 @@ def test_routes_name_the_node_of_each_store(mq: raymq.Client, topic: str) -> Non
 
 def test_a_topic_is_read_and_written_as_its_permission_says(mq: raymq.Client, topic: str) -> None:
     mq.admin.update_topic(topic, perm=4)
-    # Through a plain Ray actor handle, a remote call raises only built-in exceptions, here RuntimeError.
+    # A remote call through a plain Ray actor handle raises only Python's built-in exceptions. Here it raises
+    # RuntimeError instead of NoPermissionError.
     with pytest.raises(RuntimeError, match="no W"):
         ray.get(broker("broker-a").send.remote(topic, b"x"))
     with pytest.raises(NoPermissionError):

@@ -64,8 +64,8 @@ def test_every_kind_of_consumer_answers(mq: raymq.Client) -> None:
 
         def has_consumed() -> RunningInfo | None:
             [info] = mq.admin.running_info("of-push", stacks=True)
-            # The queues of the topic "asked" that the consumer holds. It also holds the queue of the group's retry
-            # topic, which does not count here.
+            # `held`: the consumer's queues of the topic "asked". The consumer also has the queue of the group's retry
+            # topic, which is left out.
             held = [one for one in info.queues if one.queue.topic == "asked"]
             return info if len(held) == 2 and info.consumed == 1 else None
 

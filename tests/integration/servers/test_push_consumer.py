@@ -177,7 +177,7 @@ def test_dead_letters_are_brought_back_once_to_their_group_alone(
     assert sorted(own_lines(journal)) == sorted(
         f"{topic} {one.message_id} 0 {number}" for number, one in enumerate(sent)
     )
-    # the second consumer group, which received no dead letters, received each message only once
+    # The second consumer group has no dead letters, so the replay sent it nothing: it received each message only once.
     assert len(journal.lines()) - len(own_lines(journal)) == 3
 
 
@@ -300,7 +300,8 @@ def test_every_broadcasting_instance_gets_all_messages_and_continues(
     mq.admin.delete_topic(topic)
     # the new topic has two queues in each of two broker groups, as the deleted topic had
     mq.admin.create_topic(topic, queues=2)
-    # Send so many messages that each queue's end offset exceeds the offset in the broadcast consumers' offset files.
+    # The broadcast consumers have stored offsets of the deleted topic in files. Send enough messages to raise the end
+    # offset of each new queue above these stored offsets.
     send(mq, topic, range(100, 200))
     with start():
         eventually(
@@ -385,7 +386,8 @@ def test_a_listener_process_that_is_killed_loses_nothing_and_disturbs_no_other(
 
     def listen(message: MessageExt) -> None:
         while int(message.body) >= 200 and not killed.exists():
-            time.sleep(0.01)  # wait, so that every queue has unfinished messages when the process is killed
+            # wait for the kill, so that every queue has unfinished messages when the listener process is killed
+            time.sleep(0.01)
         journal.write(f"{os.getpid()} {int(message.body)}")
         time.sleep(0.005)
 

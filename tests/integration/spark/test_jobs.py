@@ -166,8 +166,8 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
 
 @pytest.mark.long
 def test_a_topic_is_counted_in_windows_and_a_restart_continues(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
-    """The job counts messages in windows of one second. It sends a window's counts when a message with a store time
-    after the window's end arrives."""
+    """The job counts messages in windows of one second. When it receives a message that was stored after the end of a
+    window, it sends the window's counts."""
     source, target = "job-events", "job-event-counts"
     mq.admin.create_topics({source: 2, target: 2})
     arguments = (
@@ -191,8 +191,8 @@ def test_a_topic_is_counted_in_windows_and_a_restart_continues(run: Any, mq: ray
         assert done["late"] == 0
 
     def all_sent() -> bool:
-        """Send one more message, whose arrival closes all earlier windows. Returns whether the counts of all earlier
-        messages have arrived."""
+        """Send one more message, whose arrival closes all earlier time windows. Returns True if the counts of all
+        earlier messages have arrived."""
         with mq.producer("job-test") as producer:
             producer.send(raymq.Message(source, b"event", tags="end"))
         run(*arguments, "--available-now", "--json")

@@ -17,7 +17,8 @@ SOURCES = [(SCHEDULE_TOPIC, 2), (TIMER_TOPIC, 5), (TIMER_TOPIC, TIMER_RECALL_QUE
 
 
 class Queues:
-    """Delay queues in memory. A read stops at the end of a queue file, and a queue file has 7 entries."""
+    """Fake delay queues in memory. As in a real store, one read does not continue past the end of a queue file. Here a
+    queue file has 7 entries."""
 
     def __init__(self, times: list[list[int]], done: list[int]) -> None:
         self.times = {SOURCES[0]: sorted(times[0]), SOURCES[1]: times[1], SOURCES[2]: times[2]}

@@ -91,7 +91,7 @@ def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> 
     bodies: Any = [message.body for message in made.messages]
     texts: Any = [text_of(message) for message in made.messages]
     if kind is not None:
-        # Use slices of longer columns, so that the Arrow offsets do not start at 0.
+        # Take slices of longer Arrow columns, so that the encoder also gets columns whose offsets do not start at 0.
         bodies = pa.array([b"before", *bodies, b"behind"], kind).slice(1, len(bodies))
         texts = pa.array([b"before", *texts, b""], kind).slice(1, len(texts))
     flags = np.array([message.flag for message in made.messages], np.int32)
@@ -121,8 +121,8 @@ def test_columns_and_messages_are_encoded_alike(made: Rows, kind: pa.DataType | 
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        # With `append_prop_crc`, only the store fills in a record's property CRC. The encoded record does not have it
-        # yet, so the test does not check it.
+        # With `append_prop_crc`, the property CRC is missing from the encoded record, because the store fills it in
+        # later. So the test does not check the record's CRCs in this case.
         sealed = made.options["append_prop_crc"]
         assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 

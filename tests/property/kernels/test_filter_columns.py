@@ -164,8 +164,8 @@ def test_a_filter_selects_records_as_it_selects_their_messages(
     data = bytearray(batch.records)
     expected = [expression.matches(one) for one in properties]
     if damaged < len(properties):
-        # Change the magic number of one record. A damaged record passes every filter, so that the reader learns of the
-        # damage.
+        # Change the magic number of one record. The filter must select this damaged record, so that a reader learns of
+        # the damage.
         data[int(starts[damaged]) + 4] ^= 0xFF
         expected[damaged] = True
     assert matching(bytes(data), starts.astype(np.int64), expression).tolist() == expected

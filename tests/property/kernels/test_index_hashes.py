@@ -43,8 +43,8 @@ def test_hashes_of_all_counters_equal_the_hashes_of_their_ids() -> None:
 
 
 def random_batch(dice: random.Random, stem: str) -> tuple[EncodedBatch, IdRange]:
-    """Return a random batch and the id range that its sender states for the batch. In most cases the batch's records
-    have these ids."""
+    """Return a random batch, and the range of message ids that its sender claims for it. In most cases the claim is
+    true."""
     tags = dice.choice(([None], ["a"], ["a", "b", "cc"]))
     keys: list[tuple[str, ...]] = [()] if dice.random() < 0.7 else [(), ("k",)]
     messages = [
@@ -81,7 +81,7 @@ def test_claimed_ids_are_accepted_only_if_the_records_have_them_and_no_other_key
         try:
             views = [dispatch_view(records, start) for start in starts]
         except RaymqError:
-            continue  # the changed flag turns the record into another kind of record, which this test cannot parse
+            continue  # after the change, the record's flag means another kind of record, which this test cannot parse
         has_them = all(
             view.keys == [one] and not view.sys_flag & SYS_FLAG_TRANSACTION_ROLLBACK
             for view, one in zip(views, (one for claimed in claims for one in claimed), strict=True)

@@ -113,8 +113,8 @@ class PopModel(RuleBasedStateMachine):
                 known.visible_ms = given.pop_ms + given.invisible_ms
                 known.receipt = given.start, given.pop_ms
             self.held.append(HeldLease(given, offsets))
-        # A message that retention deleted still counts as delivered until the next receive. The number of received
-        # messages is then unknown and not checked.
+        # Until the next receive, the group's state may still count a message that retention has deleted as a delivered
+        # message. While such messages exist, the number of received messages cannot be predicted, so it is not checked.
         if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
             assert got == min(most, there)
         if self.ordered:
@@ -179,8 +179,8 @@ class PopModel(RuleBasedStateMachine):
         self.held.append(HeldLease(given, mine))
 
     def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """Return two lists of offsets. The second list has the offsets of `chosen` that are still in the lease and not
-        acknowledged. The first list is the second without offsets whose messages retention has deleted.
+        """Return two lists of the offsets in `chosen` that are still in the lease and not acknowledged. The first list
+        leaves out the offsets whose messages retention has deleted; the second list contains them, too.
 
         A message that retention deleted stays in its lease until the next receive from the queue.
         """

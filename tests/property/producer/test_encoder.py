@@ -43,8 +43,8 @@ def message(
 
 
 def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compression, BatchEncoder, QueueSends]:
-    """Return a random compression, an encoder with that compression, and the send state of a random queue. The queue
-    may already have sent messages."""
+    """Return a random compression, an encoder with this compression, and the QueueSends object of a random queue. Its
+    next sequence number may show that messages were already sent to the queue."""
     compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
     sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
     sends.next_sequence = chance.choice([0, 8, 95, 10**9])

@@ -31,7 +31,8 @@ NOW_MS = time.time_ns() // 1_000_000
 
 
 class KilledError(Exception):
-    """Raised in an attempt's thread to simulate that the attempt's process was killed."""
+    """Raised in the thread that makes an attempt of a repeatable write. It simulates that the process of this attempt
+    was killed."""
 
 
 def random_table(chance: random.Random, count: int) -> pa.Table:

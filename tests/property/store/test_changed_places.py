@@ -133,8 +133,8 @@ def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
 
 
 def check_one(seed: int, root: Path) -> bool:
-    """Change a bit in a random store and check the recovery. Returns False if recovery could not decide which of two
-    records has the changed bit."""
+    """Flip a bit in a record of a random store, and check the recovery. Returns False if recovery could not decide
+    which of two records contains the flipped bit."""
     dice = random.Random(seed)
     stopped, has_units = dice.random() < 0.4, dice.random() < 0.6
     root, sent = written_store(dice, root, stopped=stopped)
@@ -161,9 +161,8 @@ def check_one(seed: int, root: Path) -> bool:
                 expected[record.view.queue_offset] = None
             found = placed_bodies(store, *key)
             if found != expected:
-                # Recovery may wrongly mark an adjacent record of the queue as damaged instead of the changed record.
-                # That is allowed only if the two records cannot be distinguished and no consume-queue entry shows which
-                # is right.
+                # Recovery may mark the wrong record as damaged: a neighbour of the changed record in the same queue.
+                # This is allowed only if no consume-queue entry exists that shows which of the two records changed.
                 wrong = [index for index in range(len(bodies)) if found[index] != expected[index]]
                 assert not stopped, text
                 assert not has_units, text
@@ -172,8 +171,8 @@ def check_one(seed: int, root: Path) -> bool:
                 was_sure = False
         assert not (was_sure and holes), text
         if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
-            # Recovery may know fewer producers than before. If the damage makes the snapshot of the producers useless,
-            # recovery finds only the producers whose records are in the newest log files.
+            # After the damage, recovery may know fewer producers. If the damage makes the snapshot of the producers
+            # useless, recovery finds only the producers whose records are in the newest log files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
         assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(

@@ -231,8 +231,8 @@ def seeds(count: int) -> list[int]:
 def test_every_record_of_an_intact_log_keeps_its_place(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recovery changes no queue offset of an intact log. In half of the cases, recovery compares the records of only a
-    small block of the log at a time."""
+    """Recovery changes no queue offset of an intact log. In half of the cases, recovery reads and compares the log in
+    small blocks, each with only a few records."""
     if part % 2:
         monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
         monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)
@@ -261,8 +261,9 @@ def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(pa
         for _ in range(2):
             settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
             store = open_store(root, **settings)
-            # The random log has queue offsets that no store would write, and recovery reports these records. The test
-            # checks only that recovery reports no record as changed by damage.
+            # Some records of the random log have queue offsets that no store would write, so recovery may report them.
+            # This test only checks that recovery does not report the queue or queue offset of a record as changed by
+            # damage.
             reasons = [hole.reason for hole in store.mender.holes if hole.reason.startswith(PLACE_REASON)]
             assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
             store.close()

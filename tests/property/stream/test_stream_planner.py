@@ -1,4 +1,5 @@
-"""Tests of the planner of a streaming query's batches. The queues change in any way between two batches."""
+"""Tests of the planner of a streaming query's batches. Between two batches the queues change at random: messages arrive
+or expire, queues are added, or their offsets cannot be read for a while."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class DedupStore:
 
 
 class Writers:
-    """Makes writers whose writes can be repeated without duplicates. Each broker group is one DedupStore. `close`
-    closes all writers."""
+    """Makes writers that can repeat their writes without duplicates. One DedupStore stands for each broker group.
+    `close` closes all writers."""
 
     def __init__(self, route: TopicRoute, *stores: DedupStore, clock: Callable[[], float] | None = None) -> None:
         self.stores = {store.name: store for store in stores}

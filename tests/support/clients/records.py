@@ -28,8 +28,8 @@ def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> Fetche
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """Return the queue offsets of a slice of polled records. Call this function before the consumer removes the slice
-    from its buffer, because the slice is located as the first remaining records of the buffer."""
+    """Return the queue offsets of a slice of polled records. This function takes the first remaining records of the
+    consumer's buffer. So call it before the consumer removes the slice from its buffer."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

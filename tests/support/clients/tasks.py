@@ -33,7 +33,8 @@ def store_records(root: Path, count: int, size: int = 1000, first: int = 0) -> N
 
 
 def located(root: Path, first: int, count: int) -> RecordsInPlace:
-    """Return references to records in a store's files that `store_records` wrote."""
+    """Return references to `count` records from queue offset `first` on, in the store that `store_records` wrote in
+    `root`."""
     files = StoreFiles(str(root), LOG_FILE_BYTES, QUEUE_FILE_UNITS * 20)
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=QUEUE_FILE_UNITS * 20)
     parts, _ = reader.find(FetchRequest("orders", 0, first, count), first + count, 1 << 30)

@@ -98,7 +98,8 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
         with consumer.on_message(lambda message: None).start():
             node = ray.get_runtime_context().get_node_id()
             shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            # A predicate that was pickled runs in a predicate actor. Without pickling, it would run in this process.
+            # Pickle the predicate, so that it runs in a predicate actor. A predicate that was not pickled would run in
+            # this process.
             readers = [
                 GroupPredicate(group, shipped).read_from(StorageClient(f"storage-broker-a-{replica}", node))
                 for replica in range(2)
@@ -141,17 +142,18 @@ def class_of(handle: Any) -> str:
 
 
 def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, None]]:
-    """Return positional and keyword arguments for an actor's method: exactly the required ones, each None."""
+    """Return arguments with which an actor's method can be called: None for each required argument. The result has the
+    positional arguments and the keyword arguments."""
     needed = [one for one in handle._ray_method_signatures[method] if one.default is one.empty]
     by_name = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
     return (None,) * sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed), by_name
 
 
 def served(foreign: Collection[str] = ()) -> Callable[[raymq.Client], list[str]]:
-    """Return a function that checks a user's access to all named actors. The function returns the violations of the
-    table that lists the permitted requests.
+    """Return a function that checks a user's access to all named actors. It returns the violations of the table of
+    permitted requests.
 
-    A violation is a call that succeeds although it is unsigned, or although the table does not list its method. A
+    A call is a violation if it succeeds although it is unsigned, or although the table does not list its method. A
     method without a signed variant is a violation, too. The classes in `foreign` are not checked.
     """
 

@@ -137,7 +137,8 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the sandboxes of killed test sessions, which no process has locked."""
+    """Remove the sandbox directories that killed test sessions have left. No process holds the lock of such a
+    directory."""
     for root in Path("/tmp").glob(f"{PREFIX}*"):
         try:
             if time.time() - root.stat().st_ctime < YOUNG_S:
@@ -205,8 +206,8 @@ def title(process: psutil.Process) -> str:
 
 
 def assert_untouched(box: Sandbox) -> None:
-    """Check that HOME is empty, Ray's temporary files are gone, and the sandbox's current directory is
-    unchanged."""
+    """Check that HOME is empty, that Ray's temporary files are gone, and that the sandbox's work directory contains
+    only `raymq.yaml`."""
     assert [str(path) for path in box.home.rglob("*")] == []
     assert [str(path) for path in box.tmp.rglob("*")] == []
     assert (left := sorted(path.name for path in box.work.iterdir())) == ["raymq.yaml"], left

@@ -91,7 +91,7 @@ class World:
 
     @property
     def pid(self) -> int:
-        """Process id of the first process in the namespace that contains all simulated machines."""
+        """The process id of the first process in the Linux namespace in which all simulated machines run."""
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
@@ -122,7 +122,7 @@ class World:
         """Start a machine with log-in at a loopback address. Returns as soon as the machine's sshd listens."""
         _furnish(self.directory / name)
         home = self.root(name)
-        # The machine's programs import raymq from this repository, not an installed version.
+        # The programs on this simulated machine import raymq from this repository, not an installed version.
         (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")
         config = home.parent / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))
@@ -164,8 +164,8 @@ class World:
 
 @contextmanager
 def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
-    """Yield a world without machines. At the end all processes of the world are killed. `keys`: whether to make ssh
-    keys for log-ins."""
+    """Yield a world: a simulated network, at first without machines. At the end all processes of the world are killed.
+    `keys`: True to make ssh keys for log-ins."""
     directory = directory.resolve()
     for name in ("key", "host_key") if keys else ():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)

@@ -145,8 +145,8 @@ def network(directory: Path, names: Iterable[str]) -> Iterator[Network]:
 
 
 class Hand:
-    """Controls a program on a machine that carries out a test's requests on that machine
-    (tests/chaos/nodes/remote_group.py)."""
+    """The test's control of a program (tests/chaos/nodes/remote_group.py) that runs on another machine and executes the
+    test's requests there."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

@@ -100,7 +100,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # the process ended together with its raylet
+            continue  # the process already ended, together with the raylet of its node
 
 
 @contextmanager

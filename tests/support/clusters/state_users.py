@@ -97,7 +97,8 @@ class StateUsers:
                 with self._lock:
                     now_s, self.progress = time.monotonic(), self.progress + 1
                     self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s
-        except BaseException as error:  # leaving the context of StateUsers raises the error of this thread
+        # keep the error of this thread: it is raised at the end of the `with` block of StateUsers
+        except BaseException as error:
             self._failures.append(error)
 
     def _maker(self, index: int) -> Callable[[], None]:

@@ -35,8 +35,8 @@ class Weather:
 
 
 class Storm:
-    """A thread that causes bursts of random faults for `seconds`. At the end of the storm all paused processes
-    resume."""
+    """A thread that causes bursts of random faults for `seconds`. At the end of this time it resumes all paused
+    processes."""
 
     def __init__(self, weather: Weather, rng: random.Random, seconds: float) -> None:
         self._weather, self._rng, self._seconds = weather, rng, seconds
@@ -46,7 +46,7 @@ class Storm:
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
         self.started_s = time.monotonic()
         self.ended_s = 0.0
-        """End time of the storm's last fault, in seconds on the clock of `time.monotonic`."""
+        """Time at which the last fault of this object ended, in seconds on the clock of `time.monotonic`."""
         self.faults: list[str] = []
         """Descriptions of the faults that this storm (a sequence of random faults) has caused so far, for the test's
         report."""

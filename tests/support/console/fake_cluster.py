@@ -141,7 +141,7 @@ class FakeCluster:
         self.asked: list[str] = []
         self.audit_entries: list[AuditEntry] = []
         self.silent: set[str] = set()
-        """Names of the brokers that return no metrics."""
+        """Names of the brokers that do not answer queries for metrics."""
         self.problems: tuple[Problem, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
@@ -283,8 +283,8 @@ class FakeCluster:
         """Return the metrics of each broker. The first broker reports the metrics of all topics and groups; the second
         reports none.
 
-        The console reads the samples for its charts without group-topic pairs. An error in `errors["figures"]` fails
-        only these calls.
+        For its charts the console calls this method without group-topic pairs. An error in `errors["figures"]` makes
+        only these calls fail.
         """
         self._begin("readings" if a.with_pairs else "figures")
         pairs = {

@@ -34,8 +34,8 @@ ALL_XSS = " ".join(XSS)
 XSS_BODY = " ".join(XSS[:-1]).encode()
 """A message body of attack texts without control characters, so that the console shows the body as text."""
 NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
-"""An attack text that a page's path contains as the name of a topic, group or client. Name checks keep such a name out
-of clusters, but a page must not rely on name checks."""
+"""An attack text that stands in a page's path in place of the name of a topic, group or client. A cluster does not
+allow such names, but a page must be safe without this check."""
 FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
 """CSS selector of elements and attributes that no page of the console contains, unless an attack text has taken
 effect."""
@@ -55,8 +55,8 @@ def hostile_message(offset: int = 0) -> MessageExt:
 
 
 class HostileCluster(FakeCluster):
-    """A fake cluster in which the topic, the group, the messages, the clients, the errors and the changes contain
-    attack texts."""
+    """A fake cluster with an attack text (for example, a script) in each text that the console shows: topics, groups,
+    messages, clients, errors and changes."""
 
     def __init__(self) -> None:
         super().__init__()

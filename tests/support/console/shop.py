@@ -162,10 +162,10 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 
 
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return two counts for sample number `step`: the messages appended to each topic so far, and the lag of each
-    group.
+    """Return two tables for sample number `step`: the number of messages appended to each topic so far, and the lag of
+    each group.
 
-    `into`: number of messages appended to the cluster so far.
+    `into`: number of messages appended to the cluster up to this sample.
     """
     topics = {
         topic: round(into * one.rate / 6_567 + 900 * one.rate * math.sin(step / (17 + 9 * number)) / 60)
@@ -176,7 +176,7 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class ShopCluster(FakeCluster):
-    """The web shop's cluster. It defines the fake calls whose results depend on their arguments."""
+    """A fake cluster for a web shop. This class defines the calls whose results depend on their arguments."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [

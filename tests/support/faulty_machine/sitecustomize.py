@@ -26,8 +26,8 @@ _REAL = {name: getattr(os, name) for name in ("fdatasync", "pwrite", "pread", "s
 
 
 def _has(path: str, *markers: str) -> bool:
-    """Return whether this process is a storage process and the store that contains `path` has one of the marker
-    files."""
+    """Return True if this process is a storage process, and the store that contains `path` has one of the
+    marker files."""
     if not path.startswith(STORES) or "storage.message_store" not in sys.modules:
         return False
     name = path[len(STORES) :].strip("/").split("/")[0]

@@ -100,8 +100,8 @@ class Ledger:
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """Record that a member must give up a queue. The member may have several tenures of the queue, because a reset
-        begins a new tenure. All of them are marked as fenced."""
+        """Record that a member must give up a queue. A tenure is a period in which a member owns a queue. The member
+        may have several tenures of the queue, because a reset begins a new tenure. All of them are marked as fenced."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 
@@ -148,7 +148,8 @@ class Ledger:
             tenure.next_offset = first
 
     def committed(self, queue: MessageQueue, offset: int) -> None:
-        """Record and check the committed offset of a queue, which the broker reports after each change."""
+        """Record the committed offset of a queue, and check that it is allowed. The broker calls this after each change
+        of the offset."""
         account = self._accounts[queue]
         if offset < account.committed:
             raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")

@@ -2,10 +2,10 @@
 Ray's GCS, which records the Rebalance actor that holds the group.
 
 Each process runs the product's decision code (BrokerState, RebalanceServer, ProcessQueues), and calls its functions in
-the order of the real process. The processes call each other over a network that loses, delays and repeats calls
-(`World.call`). If a process is killed, messages in transit to the process are lost. If a process is paused, it receives
-all messages late. Each process has a wall clock, which a fault may set, and its own monotonic clock, which runs faster
-or slower than true time.
+the order of the real process. The processes call each other over a network (`World.call`). The network may lose a call,
+delay it, or deliver it twice. If a process is killed, messages in transit to the process are lost. A paused process
+receives all messages late. Each process has a wall clock, which a simulated fault may set. It also has its own
+monotonic clock, which runs faster or slower than true time.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class Register(Process):
 
 
 class Rebalance(Process):
-    """A simulated Rebalance actor. Between its heartbeats it reads the register, which records the actor that holds the
-    group, as the real actor's thread does."""
+    """A simulated Rebalance actor. Like the real actor's thread, it reads the register between its heartbeats. The
+    register records which Rebalance actor holds the group."""
 
     group_class = RebalanceGroup
     lease_class = SlotLease
@@ -223,8 +223,8 @@ class Rebalance(Process):
 
 
 class Member(Process):
-    """A push-consumer instance: its heartbeats, process queues and listener, which run in the same order as in the Pull
-    actor.
+    """A simulated push-consumer instance: its heartbeats, process queues and listener. Its steps have the same order as
+    in the Pull actor.
 
     In one turn it does these steps: heartbeat → lease, revocations → start offsets of new queues → commits → releases →
     next turn. Between turns it fetches messages and passes them to the listener: every POLL_S, and whenever the
@@ -299,7 +299,7 @@ class Member(Process):
         life = self.life
         return lambda: action() if self.life == life else None
 
-    # Methods of the member's membership in its group
+    # Methods for this member's membership in its consumer group
 
     def turn(self) -> None:
         self.fence_when_late()
@@ -344,8 +344,8 @@ class Member(Process):
         return self.world.rebalances[name]
 
     def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
-        """Apply the lease and the assignment in a heartbeat's answer in one step, so that no message is delivered under
-        the new lease with the old assignment."""
+        """Apply the answer to a heartbeat: its lease and its assignment take effect together. Otherwise messages could
+        be delivered under the new lease, but with the old assignment."""
         if isinstance(assignment, OtherServer):
             if assignment.holder:
                 self.choice.redirected(assignment.holder)
@@ -449,8 +449,8 @@ class Member(Process):
     def in_turn(
         self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
     ) -> None:
-        """Run `step` for each item, one after another, and then call `finished`. A step gets its item and a function,
-        and calls this function when it is done."""
+        """Run `step` for each item, one after another, and then call `finished`. A step gets an item and a function. It
+        calls this function when it is done, so that the next step begins."""
         if not items:
             finished()
         else:

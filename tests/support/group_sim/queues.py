@@ -68,8 +68,8 @@ class MemberQueues:
         return self._queues.starting()
 
     def started(self, process_queue: ProcessQueue, start: QueueOffset) -> bool:
-        """Start a granted queue at the start offset that the broker returned. Returns False if the member has lost the
-        queue, or the queue was revoked."""
+        """Begin to consume a granted queue at the start offset that the broker returned. Returns False if the member
+        has lost the queue, or the queue was revoked."""
         self._queues.started(process_queue, start)
         return process_queue.state is AssignmentState.STARTED
 
@@ -87,12 +87,12 @@ class MemberQueues:
 
     def fence(self, now_s: float) -> bool:
         """Give up all queues if the member's lease has expired, because other members may then own the queues. Returns
-        whether the queues were given up."""
+        True if the queues were given up."""
         return self._queues.fence(now_s)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
-        """Fetch stored messages of the queues whose messages the member needs now, at most up to each queue's
-        end."""
+        """Fetch the messages that the member needs now: at most FETCH_MESSAGES messages of each queue, and none after
+        the queue's end."""
         for queue, offset in self._queues.wanted(now_s).items():
             end = min(end_of(queue), offset + FETCH_MESSAGES)
             if end > offset:
@@ -113,8 +113,9 @@ class MemberQueues:
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """Return the offset commits for queues with finished messages that are not committed. With `ask`, the result
-        also has queries for the other queues, so that the broker's answer reports all offset resets."""
+        """Return the offset commits for queues that have finished but uncommitted messages. If `ask` is true, also
+        return a reset query (a commit without an offset) for each other started queue. The broker's answer then names
+        all queues whose offsets were reset."""
         queries = self._queues.reset_queries(broker_name) if ask else {}
         return queries | self._queues.uncommitted(broker_name)
 

@@ -48,8 +48,8 @@ STRATEGIES = (
 )
 PROFILES = (
     ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # a profile with every kind of fault
-    # a profile with every kind of fault, in which Rebalance actors are rarely restarted, paused or disconnected, so
-    # that one rarely takes over from another
+    # a profile with every kind of fault. Rebalance actors are rarely restarted, paused or disconnected, so one
+    # Rebalance actor rarely takes over from another
     ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),
     ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # a profile with many joins and leaves, and slow listeners
     # a profile in which Rebalance actors often cannot reach the register that stores the leases
@@ -222,15 +222,16 @@ class World:
         self._bad_network_until_s = 0.0
         for rebalance in self.rebalances.values():
             rebalance.cut_off_until_s = 0.0
-        # The final check needs a member that stays and subscribes to all topics. The existing members may be leaving,
-        # or may subscribe only to the topic `orders`.
+        # The check at the end needs a member that does not leave and that subscribes to all topics. The existing
+        # members may be leaving, or may subscribe only to the topic `orders`.
         self._start_member("last", frozenset(TOPICS))
 
     def _any_member(self) -> Member | None:
         return self.chance.choice(list(self.members.values())) if self.members else None
 
     def _join(self) -> None:
-        # A new member may have the name of an earlier member, because Pull actors keep their names.
+        # A new member may have the name of an earlier member. This also happens in raymq, because a Pull actor that
+        # starts again uses the same member names.
         name = f"m{self.chance.randrange(MEMBERS_MAX)}"
         if name not in self.members:
             self._start_member(name, frozenset({"orders"} if self.chance.random() < 0.2 else TOPICS))

@@ -39,12 +39,12 @@ class Senders:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Make the sending threads end: they send no further messages. `join` waits for the sends in flight."""
+        """Let the sending threads end: they send no further messages; `join` waits for their sends in flight."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for all sending threads, each for at most `timeout_s` seconds. A failed send is part of the test; for
-        any other error of a thread, raises this error."""
+        """Wait for all sending threads, each for at most `timeout_s` seconds. Raises an error if a thread ended with an
+        error. A failed send is no such error, because failed sends are part of the test."""
         for thread in self._threads:
             thread.join(timeout_s)
             assert not thread.is_alive(), "a producer hangs"
@@ -77,8 +77,8 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    # With any other status than SEND_OK, too few replicas have a copy of the message, or it was not flushed in time.
-    # The message may be lost, so the outcome counts as unknown.
+    # A status other than SEND_OK means that too few replicas have a copy of the message, or that it was not flushed in
+    # time. The message may be lost, so the outcome counts as unknown.
     if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)

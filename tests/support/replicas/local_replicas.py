@@ -139,8 +139,8 @@ class LocalReplicas:
         """Run the Controller in `rounds` rounds. In each round it pings all replicas and carries out its
         decisions."""
         orders: dict[int, Any] = {}
-        # Run one round more than the test requests. If the replicas' status is too old in the last requested round, the
-        # Controller elects a new master only one round later.
+        # Run one round more than the test requests. This round is necessary if the replicas' status is too old in the
+        # last requested round: the Controller then elects a new master only in the next round.
         for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checks:
-    """The clients' view of a simulation, and a list of the rules that were broken.
+    """Collects what the clients of a simulation see, and the rules that the simulation broke.
 
-    `acknowledged`: the epoch of each acknowledged message. `masters`: by epoch, the replica that acknowledges. `seen`:
-    the messages that a consumer read, by offset. `faults`: a sentence for each broken rule.
+    `acknowledged`: by message, the epoch in which the message was acknowledged. `masters`: by epoch, the replica that
+    acknowledges messages. `seen`: the messages that a consumer read, by offset. `faults`: a sentence for each broken
+    rule.
     """
 
     acknowledged: dict[int, int] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Checks:
 
     def acknowledge(self, epoch: int, replica: int, message: int) -> None:
         """Record that a replica acknowledges a message to the producer. Records a fault if another replica has
-        acknowledged in the same epoch, because an epoch has only one master."""
+        acknowledged any message in the same epoch, because an epoch has only one master."""
         if self.masters.setdefault(epoch, replica) != replica:
             self.faults.append(f"replicas {self.masters[epoch]} and {replica} both acknowledge in epoch {epoch}")
         self.acknowledged[message] = epoch
@@ -52,11 +53,11 @@ class Checks:
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
     def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
-        """Check that a master may send a damaged record (a hole) to a slave as damaged: no other replica can still
+        """Check that a master sends a damaged record (a hole) to a slave as damaged only if no other replica can still
         repair it.
 
-        `may_have`: the replicas that must not have the intact record. Until the master has led for HOLE_WAIT_S, no
-        replica at all may have it.
+        `may_have`: the only replicas that are checked after the master has led for HOLE_WAIT_S; before that, all
+        replicas are checked. None of the checked replicas may have the intact record.
         """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
@@ -113,7 +114,8 @@ def _no_member_is_whole(world: World) -> bool:
 
 
 def _every_copy_is_lost(world: World) -> bool:
-    """Return whether the disks of all sync-state members that may lead were replaced. Then no replica leads.
+    """Return True if all disks of the sync-state set's members that may lead were replaced, so that no replica may lead
+    any more.
 
     With fixed roles only the fixed master may lead.
     """

@@ -1,7 +1,7 @@
 """The clients of a simulated broker group: one producer and one consumer, which learn the replicas' roles only from the
 replicas' answers.
 
-Add to this module what a client sends, and what a client concludes from an answer.
+If a test needs other requests of clients, or other reactions of clients to an answer, add them to this module.
 """
 
 from __future__ import annotations

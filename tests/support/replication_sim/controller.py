@@ -1,7 +1,7 @@
 """The simulated Controller: the real election decisions, over a network that loses and delays the Controller's orders.
 
-Add to this module how the Controller requests the replicas' states, carries out its decisions, and restarts after a
-crash.
+This module contains all other steps of the Controller: it requests the replicas' states, carries out the decisions, and
+restarts after a crash. Add new steps here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The disk of a simulated replica: the replica's log, the part of the log that survives a power cut, and the small
 files. A small file contains, for example, the confirm floor or the list of holes.
 
-Add to this module changes to the data that a replica keeps when its process or its machine fails.
+If replicas get new data that must survive the end of a process or machine, add the data to this module.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ class Holes:
         return [(offset, self.intact(offset)) for offset in offsets]
 
     def mend(self, parts: list[tuple[int, Record | None]], other: int, *, of_master: bool) -> None:
-        """Repair this replica's holes (damaged records) with the records of another replica. A hole whose intact record
-        the other replica lacks, too, is recorded as such. `of_master`: whether this replica is the master."""
+        """Repair this replica's holes (damaged records) with the records of the replica `other`. If `other` does not
+        have the intact record of a hole either, record that both replicas lack it. `of_master`: True if this replica is
+        the master."""
         disk, world = self._node.disk, self._node.world
         for offset, record in parts:
             if offset not in disk.damaged:
@@ -98,7 +99,8 @@ class Holes:
         return True
 
     def take(self, offset: int) -> None:
-        """Mark the record at an offset as a hole (a record with damaged bytes) copied from the master."""
+        """Mark the record at an offset as a hole (a record with damaged bytes) that this replica has copied from the
+        master."""
         self._node.disk.damage(offset)
         self._node.disk.named.add(offset)
         self.shared.add(offset)

@@ -34,7 +34,8 @@ damaged)."""
 
 @dataclass(frozen=True)
 class Bugs:
-    """Switches that plant bugs in the simulation. The checks must find each planted bug."""
+    """Switches that put known bugs into the simulation, to test its checks. The checks must find each of these
+    bugs."""
 
     skip_truncation: bool = False
     skip_fencing: bool = False
@@ -51,11 +52,11 @@ class World:
     """One simulation: its clock, events, network and processes.
 
     `trace`: a line for each event. `checks.faults`: a sentence for each broken rule. `cut`: the pairs (sender,
-    receiver) whose messages are dropped. `loss`: the share of messages that the network loses. Without `all_ack` an
-    append waits for the copies of all replicas, not for the confirm offset. With `async_flush` written data counts as
-    stored, and power is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact copy a
-    fault destroyed. `mended`: number of repaired records. `copied_holes`: number of damaged records that a master
-    copied to a slave as damaged.
+    receiver) whose messages are dropped. `loss`: the share of messages that the network loses. If `all_ack` is False,
+    an append waits for the copies of all replicas, not for the confirm offset. If `async_flush` is True, written data
+    counts as stored, and power is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact
+    copy a fault destroyed. `mended`: number of repaired records. `copied_holes`: number of damaged records that a
+    master copied to a slave as damaged.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class World:
         self._late_accounts_until_s[replica] = self.now + for_s
 
     def account_delay_s(self, replica: int) -> float:
-        """Return the delay, in seconds, of a status report that the replica sends now."""
+        """Return the simulated delay, in seconds, of a status report that the replica sends to the Controller
+        now."""
         late = self.now < self._late_accounts_until_s.get(replica, 0.0)
         return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
 
@@ -184,7 +186,7 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     kind = rng.choice([*"kill kill power master pause cut oneway controller heal balance".split(), rare])
     if only:
         kind = rng.choice(sorted(only))
-    if kind == "master":  # cut the power of the replica that leads, and of no other replica
+    if kind == "master":  # cut the power of the master only
         node = next((one for one in world.nodes.values() if one.leads()), node)
     world.say(f"fault {kind} {node.name}")
     if kind in ("kill", "power", "master", "blackout"):
@@ -208,7 +210,7 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
         # A disk with all data may be wiped if another disk also has all data. A disk outside of the sync-state set may
-        # always be wiped. With fixed roles any disk may be wiped, because no replica leads after the loss.
+        # always be wiped. With fixed roles any disk may be wiped, because after a loss of data no replica leads.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
@@ -243,8 +245,8 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     """Make one replica lose the end of its log, unless it has the last intact copy. In half of the cases the replica is
     the master.
 
-    With `everybody`, the processes of all replicas end, too. With `below_floor`, the log then ends before the confirm
-    floor on its disk, so that the replica can detect the loss.
+    With `everybody`, the processes of all replicas end, too. With `below_floor`, the shortened log ends before the
+    confirm floor (the confirm offset on the replica's disk), so that the replica can detect the loss.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -253,9 +255,9 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    # Choose the offset at which the log will end. With `below_floor`, it is before the confirm floor (the confirm
-    # offset on the replica's disk). Otherwise it is, in half of the cases, at the floor or later, so that only the
-    # newest records are lost.
+    # Choose the offset at which the log will end. With `below_floor`, this end lies before the confirm floor (the
+    # confirm offset on the replica's disk). Otherwise, in half of the cases, the end lies at the floor or later: then
+    # only the newest records are lost.
     floor = min(node.disk.floor.offset, node.disk.flushed)
     if below_floor:
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
@@ -267,11 +269,12 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
 
 
 def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
-    """Damage a record on the disk of one replica, which is the master in half of the cases. Another member keeps all
-    records intact.
+    """Damage a record on the disk of one replica, which is the master in half of the cases. Another member of the
+    sync-state set keeps all records intact.
 
-    With `everybody` all disks that have the record damage it, so no replica can repair it. The record is never the last
-    of a log: a damaged last record is cut off like a torn tail, which is the fault "shorten".
+    With `everybody`, the record is damaged on each disk that has it, so no replica can repair it. The record is never
+    the last of a log. A damaged last record would be cut off like a torn tail, and the fault "shorten" already covers
+    this.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -296,11 +299,9 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 
 
 def _rot_each(world: World, rng: random.Random) -> None:
-    """End all processes, and damage on each disk one record that is intact on another disk.
-
-    Afterwards no replica has an intact log, but the replicas can repair each other. The damaged record is never the
-    last of its log.
-    """
+    """End all processes. Then damage one record on each disk; each damaged record is still intact on another disk.
+    Afterwards no replica has an intact log, but the replicas can repair each other. The last record of a log is never
+    damaged."""
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
         offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
@@ -322,8 +323,8 @@ def _damaged(world: World) -> set[tuple[int, int, int]]:
 
 
 def _have_everything(world: World) -> frozenset[int]:
-    """Return the members of the sync state set whose disks have all messages that were acknowledged or that a consumer
-    read."""
+    """Return the members of the sync-state set that lost no message: their disks have every message that was
+    acknowledged, or that a consumer read."""
     if not world.controller.records:
         return frozenset()
     stores = world.controller.records[-1].sync_state_set.stores

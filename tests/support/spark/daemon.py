@@ -1,5 +1,5 @@
-"""A changed version of Spark's Python daemon. Its workers read a store's files (tests.support.spark.near_store) instead
-of connecting to a cluster."""
+"""A variant of Spark's Python daemon for tests. Its workers do not connect to a cluster, but read a store's files
+(tests.support.spark.near_store)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class Driver:
 def kill_again_and_again(start: Callable[[], Driver], sink: BatchFiles, rng: random.Random, kills: int) -> None:
     """Start and kill a driver `kills` times.
 
-    A random choice decides when the driver is killed: when it has begun, or has written, its first or second batch.
+    A random choice decides when a driver is killed: after it has begun, or after it has written, its first or its
+    second batch.
     """
     for _ in range(kills):
         sink.forget_unfinished()

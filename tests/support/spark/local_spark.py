@@ -103,7 +103,8 @@ def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None
 
 
 class SharedSpark:
-    """A local Spark session that test modules use one after another, because a process can have only one session.
+    """A local Spark session that all test modules share, one module after another, because a process can have only one
+    session.
 
     Spark starts for the first module that needs it. Spark tries each task four times, for tests that kill its Python
     workers. The workers read a store's files (tests.support.spark.near_store) instead of connecting to a cluster.

@@ -49,7 +49,7 @@ class NearStore:
         self.describe()
 
     def describe(self) -> None:
-        """Write the current offset bounds of the queues into the file that workers read."""
+        """Write the current offset bounds of the queues into the file from which Spark workers read them."""
         topics = self._store.topics.queue_ids()
         bounds = {
             f"{topic}:{queue_id}": [found.min_offset, found.max_offset]

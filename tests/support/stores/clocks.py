@@ -1,4 +1,4 @@
-"""A clock for a store whose time a test sets."""
+"""A clock for a store. A test sets the clock's time."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ with IPv4 hosts."""
 
 
 def _position(data: bytes, at: int, field: str) -> int:
-    """Return the index, in a log file, of the byte to damage in a field of a record. The record starts at index
-    `at`."""
+    """Return the position, in a log file, of the byte in a record's field that is damaged by the test. The record
+    starts at position `at` of the file."""
     if field in _HEADER_POSITIONS:
         return at + _HEADER_POSITIONS[field]
     body_at = at + header_size_at(data, at)

@@ -51,7 +51,8 @@ class DamagedTopic:
 
     @property
     def storages(self) -> Any:
-        """The storage clients of the broker group, which has one storage actor."""
+        """Fake storage clients of the broker group: `get` returns the group's only storage actor for every
+        name."""
         return SimpleNamespace(get=lambda name: self.storage)
 
     @property

@@ -1,4 +1,5 @@
-"""Records as RocketMQ writes them for a topic of `queue.type=BatchCQ`: one record for many messages."""
+"""Creates test records of a topic with `queue.type=BatchCQ`, as RocketMQ writes them: one record for many
+messages."""
 
 from __future__ import annotations
 

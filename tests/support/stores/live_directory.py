@@ -11,8 +11,8 @@ def stats_below(root: Path) -> dict[Path, os.stat_result]:
     """Return the file status of a directory and of everything below the directory, by path. Symbolic links are not
     followed.
 
-    `Path.rglob` raises FileNotFoundError for a directory that is removed before it is read. `Path.stat` raises
-    FileNotFoundError for a path that is removed after it is listed.
+    Files and directories that are removed during this call are left out. Without this care, a removal would raise
+    FileNotFoundError, as `Path.rglob` and `Path.stat` do.
     """
     found = {root: root.stat()}
     for directory, folders, files in os.walk(root):

@@ -40,13 +40,13 @@ class _File:
 
 
 _DIRECTORY = _File()
-"""Placeholder that marks a directory in the map from names to files."""
+"""Placeholder for a directory in the map from path names to files."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """A change of several file names in one step. Each name gets a file, or None if the name is removed. `directories`:
-    the directories that must be synced to make the change durable."""
+    """A change of several file names that takes effect in one step. `names`: the new file of each name, or None if the
+    change removes the name. `directories`: the directories that must be synced to make the change durable."""
 
     names: dict[Path, _File | None]
     directories: set[Path] = field(default_factory=set)
@@ -91,7 +91,7 @@ class LossyDisk:
         return self.image is not None
 
     def lose_now(self) -> None:
-        """Lose the power now, unless the power is already lost."""
+        """Simulate a power failure now, unless the power has already failed."""
         with self._lock:
             if self.image is None:
                 self._on_loss()
@@ -219,7 +219,9 @@ class LossyDisk:
         image: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent != self._directory and path.parent not in image:
-                continue  # The power cut removed the parent directory, so the image contains nothing below it.
+                # The power cut removed the directory that contains this path, so the image of the disk contains nothing
+                # below it.
+                continue
             if file is _DIRECTORY:
                 image[path] = None
             else:

@@ -131,8 +131,8 @@ class Log:
         return text
 
     def elsewhere(self, properties: bytes) -> bytes:
-        """Return `properties`, at random with added properties that also place the record in one or two light queues
-        (LMQ)."""
+        """Return `properties`, unchanged or with more properties; chance decides. The added properties also place the
+        record in one or two light queues (LMQ)."""
         if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
             return properties
         names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
@@ -151,8 +151,8 @@ class Log:
             (directory / file_name(index * FILE_BYTES)).write_bytes(data.ljust(FILE_BYTES, b"\0"))
 
     def delete(self, topic: bytes) -> None:
-        """Delete the topic from the log's state: the queue offsets of the topic's next records start at 0
-        again."""
+        """Forget the queue offsets of a topic, as if the topic was deleted: the topic's next records start at queue
+        offset 0 again."""
         self.queue_offsets = {key: offset for key, offset in self.queue_offsets.items() if key[0] != topic}
 
     def damage(self) -> None:

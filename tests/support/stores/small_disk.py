@@ -49,8 +49,8 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
-    """Mount a tmpfs of `size_mib` MiB at `path`, which is created. If this process may not mount, the test is skipped;
-    in CI as root, the test fails."""
+    """Mount a tmpfs of `size_mib` MiB at `path`, which is created. If this process has no right to mount, the test is
+    skipped; in CI as root, the test fails."""
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0700", "tmpfs", str(path)],

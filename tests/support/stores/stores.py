@@ -140,7 +140,7 @@ def killed_copy(root: Path, target: Path) -> Path:
 def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, lost: Sequence[str] = ()) -> Path:
     """Close the store at `root`, and return a copy of its directory without the files and directories named in `lost`.
 
-    With `clean`, the copy is made after the close. Otherwise it is made before the close, in the state that SIGKILL
+    If `clean` is True, the copy is made after the close. If not, it is made before the close, in the state that SIGKILL
     would leave.
     """
     if not clean:
@@ -165,8 +165,8 @@ def _copy_if_there(source: str, target: str) -> None:
 class PowerCuts:
     """Remembers the content of each file at its last flush, to reproduce the disk after a power cut.
 
-    The object replaces `os.fdatasync`. A copy after a power cut has each file's content of the last flush. A file that
-    was never flushed is all zeros.
+    The object replaces `os.fdatasync`. `copy_after_cut` gives each file the content of its last flush. A file that was
+    never flushed is all zeros.
     """
 
     def __init__(self, root: Path) -> None:

@@ -1,5 +1,5 @@
-"""Makes half messages (prepared messages of a transaction) as a transaction producer sends them to a store, and
-requests that end the transactions."""
+"""Makes half messages (prepared messages of a transaction) in the form in which a transaction producer sends them to a
+store. Also makes the requests by which transactions are ended."""
 
 from __future__ import annotations
 

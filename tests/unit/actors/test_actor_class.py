@@ -51,7 +51,8 @@ def test_an_actor_class_has_the_public_methods_of_the_real_class_with_their_sign
 
 
 def marks(method):
-    """Return the options that Ray reads from a method: its concurrency group and its number of return values."""
+    """Return the options that are set on an actor's method for Ray, such as its concurrency group and its number of
+    return values."""
     return {name: value for name, value in vars(method).items() if name.startswith("__ray_")}
 
 

@@ -66,8 +66,9 @@ def test_a_restarted_nameserver_is_complete_only_after_the_warm_up(monkeypatch, 
 
 
 def test_a_restarted_nameserver_does_not_answer_before_every_broker_registered(monkeypatch, tmp_path):
-    """A restarted NameServer raises an error for data that a broker without a registration may have. A broker may wait
-    for its store for any time before it registers."""
+    """A restarted NameServer lacks the data of brokers that have not registered again. It raises an error for a request
+    to whose answer such data may belong. It waits for these brokers without a time limit, because a broker may wait for
+    its store for any time before it registers."""
     scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
     scene.now_s += 10 * WARM_UP_S
     for question in (scene.server.all_brokers, lambda: scene.server.topic_route("other")):

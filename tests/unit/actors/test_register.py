@@ -19,8 +19,8 @@ from actors.register import LIVES_KEPT, next_life
 from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
-"""Words in the names of numbers that order the incarnations of a process, or that are derived from such a number. The
-test finds these numbers by the words."""
+"""Words by which the test finds numbers that order the incarnations of a process, or that are derived from such a
+number. The name of such a number contains one of the words."""
 CLOCKS = {"time_ns", "time", "now", "utcnow"}
 
 
@@ -43,8 +43,9 @@ def test_each_life_has_a_larger_number_and_old_ones_are_dropped() -> None:
 
 
 def overtaken(register: Register, at: int) -> list[int]:
-    """Return the incarnation numbers of two processes. The first process is paused before its register call number
-    `at`. The second process starts and gets its number during the pause."""
+    """Return the incarnation numbers of two processes. The first process is paused before its `at`-th call to the
+    register (the key-value store that assigns the numbers). The second process starts and gets its number during the
+    pause."""
     numbers: list[int] = []
     calls = count(1)
 
@@ -95,7 +96,7 @@ def test_no_number_that_orders_lives_is_read_from_a_clock() -> None:
 
 
 def reads_clock(value: ast.expr) -> bool:
-    """Return whether an expression reads the wall clock or is computed from such a reading."""
+    """Return whether an expression contains a call that reads the wall clock."""
     calls = [node.func for node in ast.walk(value) if isinstance(node, ast.Call)]
     return any(
         isinstance(func, ast.Attribute)

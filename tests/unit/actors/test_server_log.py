@@ -50,4 +50,4 @@ def test_the_stand_in_of_every_server_configures_its_process(monkeypatch) -> Non
 
 
 class Quiet:
-    """Server without any methods of its own."""
+    """A server class without any methods of its own."""

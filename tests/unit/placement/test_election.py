@@ -412,8 +412,8 @@ VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
 }
-"""For each state in which the Controller can see the master, an example: the group's record, the master's reported
-state, and the incarnation number of the process that leads."""
+"""An example for each MasterView (state of the master as the Controller sees it). An example consists of the group's
+record, the master's reported state, and the incarnation number of the process that leads."""
 
 
 @pytest.mark.parametrize(("view", "lease_over"), list(product(MasterView, (False, True))))
@@ -458,8 +458,8 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # The master is also replaced in the view FAILED: a master whose disk failed releases its lease before it reports
-    # the failure.
+    # A new master is also elected if the old master reports that its disk has failed (MasterView.FAILED). Such a master
+    # releases its lease before it reports the failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
 
@@ -558,8 +558,8 @@ def test_among_equal_logs_the_log_with_the_least_damage_leads():
 
 
 def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_complete():
-    """A log that ends before another member's confirm offset is not complete. The replica's own stored confirm offset
-    is lower, so the replica cannot detect the loss alone."""
+    """A log that ends before another member's confirm offset is not complete. In this test the replica's own stored
+    confirm offset is lower than its log's end, so the replica itself cannot detect the loss."""
     world = World(RESTARTED)
     world._change(0, end_offset=80, confirm_floor=70)
     for replica in (1, 2):
@@ -659,9 +659,8 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
 
 
 def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
-    """Setup: no member of the sync-state set has a complete log. Then an old status report of a member does not count
-    as the member's answer. The process that sent the report may have ended, and its log may have grown after the
-    report."""
+    """An old status report of a member does not count as the member's answer if no member of the sync-state set has a
+    complete log. The process that sent the report may have ended, and its log may have grown after the report."""
     world = World(RESTARTED)
     for replica in range(3):
         world._change(replica, end_offset=50, confirm_floor=100)

@@ -28,8 +28,8 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
 
 
 def test_nodes_without_the_label_are_neither_asked_nor_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nodes without the label for stores are not queried. A compute-only node may leave the cluster during a query, and
-    must not delay decisions about stores."""
+    """Nodes without the label for stores are not queried. Such a compute-only node may leave the cluster during a
+    query, and waiting for its answer would delay decisions about stores."""
     asked: list[str] = []
 
     def listing(node_id: str, _: Path) -> str:

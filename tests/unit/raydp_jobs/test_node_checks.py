@@ -1,5 +1,5 @@
-"""Tests of the check of a node before Spark starts on it. The check runs on this machine, also as if Java or Python
-were missing."""
+"""Tests of the check of a node before Spark starts on it. The tests run the check on this machine, with its real
+software, and with Java or Python hidden from the check."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ SCAN_VALUES: dict[str, Any] = {
     "fail_on_data_loss": False,
 }
 NEEDED: dict[str, dict[str, Any]] = {
-    # Each of these options decides between an error and a result. With the further options below, a plan without the
-    # tested option raises an error.
+    # The options for which planning raises an error with one value and returns ranges with another value. The options
+    # on the right are set in both plans. Without the option on the left, they cause the error.
     "starting_offsets_by_timestamp_strategy": {"starting_timestamp": T0_MS + 50_000},
     "fail_on_data_loss": {"starting_offsets": {"broker-a": {"0": 1, "1": 5}}},
 }

@@ -98,7 +98,7 @@ def test_a_watched_session_continues_while_ray_does_not_answer(
 def test_the_error_of_a_dead_session_names_the_dead_process(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # While all processes of the Spark session live, the caller gets Py4J's original error.
+    # If no process of the Spark session has ended, the caller gets Py4J's original error.
     with pytest.raises(Py4JNetworkError):
         lose_the_connection(gateway)
     gateway.proc.kill()

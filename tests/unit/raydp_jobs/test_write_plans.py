@@ -1,4 +1,5 @@
-"""Tests of the text of a write's plan, which later versions of raymq must read."""
+"""Tests of the text that encodes the plan of a repeatable write (WritePlan). Later versions of raymq must be able to
+read this text."""
 
 from __future__ import annotations
 

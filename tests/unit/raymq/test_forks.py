@@ -66,8 +66,8 @@ def test_every_object_that_a_client_makes_is_of_its_process() -> None:
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_a_copy_refuses_every_attribute_and_may_be_closed(kind: type[OfProcess]) -> None:
-    """A forked copy of a client object refuses every attribute, but can be closed. The object is not initialised, so
-    the refusal must happen before any attribute is read."""
+    """In a forked process, every attribute access on a client object raises an error, except close(). The test does not
+    run the object's __init__, so a check that first reads another attribute would fail."""
     item = kind.__new__(kind)
     public = [name for name in dir(kind) if not name.startswith("_") and name != "close"]
     maker = os.getpid()

@@ -1,5 +1,5 @@
-"""Tests of every number that a program or a command can pass to raymq. The table below has the number's limits, or a
-reason why it needs none.
+"""Tests of every number that a program or a command can pass to raymq. A table in this module has the limits of each
+number, or a reason why the number needs none.
 
 A search by `inspect` finds the numeric arguments of all public functions, constructors and methods, and all numeric
 settings and options. A number without a row in the table fails the test. The tests then pass absurd values to each
@@ -120,7 +120,8 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber
 
 
 def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
-    """Return whether values with this annotation are numbers or contain numbers. `names` resolves type aliases."""
+    """Return True if values with this annotation are numbers, or contain numbers. `names` resolves type
+    aliases."""
 
     def written_out(word: re.Match[str]) -> str:
         alias = names.get(word[0])
@@ -235,8 +236,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
     ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
     ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
-    # The general check of numbers accepts every negative index. `refuse` itself then compares the index with the
-    # batch's size, and raises an InvalidArgumentError with another text.
+    # No limits here: `refuse` itself compares the index with the batch's size. Its InvalidArgumentError has another
+    # text than the error of the general check of numbers, which accepts every negative index.
     ("raymq.PutBatch.refuse", "index"): SIGNED,
     # The limits of numbers that programs pass to the administration's calls
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
@@ -248,14 +249,14 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.browse", "limit"): NumberRange(1, 1000),
     ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
     ("Admin.browse", "max_ms"): NumberRange(1, 60_000),
-    # the limits of the number of queues depend on the number of broker groups; a test below checks them
+    # The allowed numbers of queues depend on the number of broker groups. Another test of this module checks them.
     ("Admin.create_topic", "queues"): SIGNED,
     ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
     # the limits of the number of queues depend on the number of broker groups
     ("Admin.create_topics", "topics"): SIGNED,
-    # no fixed limits: the limits of the number of queues depend on the number of broker groups
+    # the allowed numbers of queues are not fixed: they depend on the number of broker groups
     ("Admin.update_topic", "queues"): SIGNED,
-    # A number that is no permission raises NoPermissionError, as in RocketMQ.
+    # `perm` has no range here: if a number stands for no permission, NoPermissionError is raised, as in RocketMQ.
     ("Admin.update_topic", "perm"): SIGNED,
     ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
     ("Admin.delayed", "begin_ms"): MOMENT_MS,
@@ -333,8 +334,8 @@ RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.da
 
 
 def row_of(door: PublicNumber) -> NumberRange | str | None:
-    """Return the limits that the test's table states for a numeric argument of a public call. If the argument has no
-    row of its own, the limits for wait times of all client objects may apply."""
+    """Return the limits that the test's table states for a numeric argument of a public call. If the table has no row
+    for the argument itself, the row for the wait times of all client objects is used, if it applies."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
         return row
@@ -358,7 +359,7 @@ def test_every_number_of_a_public_call_has_a_row() -> None:
     assert not [key for key in stale if key[1] != "consume_message_batch_max_size"], "TABLE names what does not exist"
 
 
-# Tests that call the public functions and methods
+# Tests that pass numbers to the public functions and methods of raymq
 
 
 def of_object(door: PublicNumber, value: object) -> None:
@@ -410,7 +411,7 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
     "raymq.Message.__init__": partial(Message, "orders", b"x"),
     "raymq.RaymqHandler.__init__": partial(raymq.RaymqHandler, "logs", client=object()),
 }
-"""Functions that check options, by name. The name is that of a TypedDict of options, or of a value class with several
+"""By name: the function that checks the options of a TypedDict, or that makes a value of a class with several
 fields."""
 
 
@@ -422,7 +423,7 @@ def scan_options(options: Mapping[str, Any]) -> None:
 
 
 def call(door: PublicNumber, value: object) -> None:
-    """Pass `value` to the public call as the argument that `door` names."""
+    """Make the public call `door.call`, with `value` as the argument `door.argument`."""
     if door.call in MAKERS:
         MAKERS[door.call](**{door.argument: value})
     elif door.call.removeprefix("raymq.").partition(".")[0] in OBJECTS:
@@ -471,12 +472,13 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "raymq.serve.RaymqAdapterConfig.__init__": {},
     "raymq.serve.RaymqLagPolicy.__init__": {"queue_name": "images"},
 }
-"""Constructors that check the numbers in their fields themselves, instead of by the decorator `checked`. Each has the
-other arguments that a test must pass."""
+"""Constructors that check the numbers in their fields themselves, instead of by the decorator `checked`. For each
+constructor: the other arguments that a test must pass."""
 
 
 def function_of(door: PublicNumber) -> Callable[..., Any]:
-    """Return the public function that takes the number, with the checks of its decorator `checked`."""
+    """Return the public function or method `door.call`, which has a numeric argument. Its decorator `checked` is not
+    removed."""
     owner, _, name = door.call.rpartition(".")
     kind = PUBLIC.get(owner) or OBJECTS.get(owner)
     function: Callable[..., Any] = PUBLIC[door.call] if kind is None else getattr(kind, name)

@@ -161,7 +161,7 @@ def test_the_longest_times_take_effect() -> None:
 def test_a_message_has_no_absurd_number(value: Any) -> None:
     for name in ("flag", "delay_level", "deliver_at_ms"):
         if (name, value) == ("flag", -1):
-            continue  # a message's flag may be negative
+            continue  # -1 is a valid flag of a message
         with pytest.raises(MessageIllegalError, match=name):
             Message("orders", b"x", **{name: value})
 
@@ -216,8 +216,8 @@ def test_a_log_handler_takes_no_absurd_level(level: Any) -> None:
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, MANY_DIGITS])
 def test_a_task_has_no_absurd_delay(value: Any) -> None:
-    # The adapter is not initialised. So the call raises the expected error only if it checks the number before it uses
-    # the adapter.
+    # The adapter is not initialised. So the expected error occurs only if the method checks `delay_s` before it uses
+    # the adapter's attributes.
     adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)
     with pytest.raises(InvalidArgumentError, match="delay_s must be"):
         adapter.enqueue_task_sync("resize", delay_s=value)

@@ -122,8 +122,8 @@ def public_things() -> Iterator[object]:
 
 
 def signatures(thing: object) -> Iterator[Callable[..., Any]]:
-    """Yield the functions of a public object that raymq itself defines: the function itself, or a class's public
-    methods and properties."""
+    """Yield the functions of a public object: the object itself if it is a function, or the public methods and
+    properties of a class. Only functions whose code is in raymq are included."""
     if inspect.isfunction(thing):
         yield thing
     elif inspect.isclass(thing):

@@ -90,8 +90,9 @@ def test_fact_17_a_queue_that_does_not_start_at_0_is_filled_with_pre_blank_units
 
 
 def test_fact_18_the_unit_of_a_delayed_message_holds_the_time_of_its_delivery(tmp_path):
-    """Golden fact 18: recovery computes the consume-queue entry (unit) from the record. A message with level 3 that was
-    stored at 1700000000001 is due at 1700000010001."""
+    """Golden fact 18 of spec/storage.md: recovery computes the consume-queue entry (unit) from the record. The entry of
+    a delayed message contains its delivery time. With delay level 3 (10 s), a message that was stored at 1700000000001
+    ms is due at 1700000010001 ms."""
     root = tmp_path / "store"
     store = open_store(root, clock_ms=lambda: 1_700_000_000_001)
     store.append([make_batch([b"later"], topic="SCHEDULE_TOPIC_XXXX", queue_id=2, extra_properties={"DELAY": "3"})])

@@ -24,8 +24,8 @@ class Calendar:
 
 
 def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, int]]:
-    """Return the numbers of puts and gets since the store's start at three times: yesterday morning, this morning and
-    now."""
+    """Return the number of puts and the number of gets since the store's start, each as counted at three times:
+    yesterday morning, this morning and now."""
     runtime = stats.runtime(calendar.now_s, 0)
     moments = ("YesterdayMorning", "TodayMorning", "TodayNow")
     found = {name: [int(runtime[f"msg{name}Total{moment}"]) for moment in moments] for name in ("Put", "Get")}
@@ -47,7 +47,8 @@ def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: in
 def test_totals_are_kept_at_midnight_for_two_days() -> None:
     calendar = Calendar()
     stats = StoreStats(calendar)
-    # A fake time far in the future: later than the first sample, whose time was read from the real monotonic clock.
+    # The first sample has the time of the real monotonic clock. So set the fake clock to a later time, far in the
+    # future.
     calendar.now_s = 1e9
     work(stats, calendar, 10)
     assert days_of(stats, calendar) == {"Put": (0, 0, 10), "Get": (0, 0, 5)}

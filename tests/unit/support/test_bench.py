@@ -1,5 +1,5 @@
-"""Tests that the programs of tests/bench can start, because all modules that they import exist, and that a report names
-the versions of the peers."""
+"""Tests of the programs in tests/bench. Each program can start, because all modules that it imports exist. A report
+names the versions of the peers (other queue systems)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of tests that need a program. They are skipped on a machine without the program, but fail in CI, which installs
-the program."""
+"""Tests of the rule for tests that need an installed program. On a machine without the program such tests are skipped,
+but in CI, which installs the program, they fail."""
 
 from __future__ import annotations
 

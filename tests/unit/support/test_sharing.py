@@ -1,4 +1,5 @@
-"""Tests that the list of test modules that share a cluster names only existing modules."""
+"""Tests of SHARING, the list of test modules that share a cluster. Every name in this list must belong to an existing
+module."""
 
 from __future__ import annotations
 

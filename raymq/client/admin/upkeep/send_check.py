@@ -45,7 +45,8 @@ class SendCheck:
 
 
 class CheckAdmin(TopicAdmin):
-    """Administration calls for send checks of broker groups. Each call may be repeated."""
+    """Administration calls that check whether each broker group stores a sent message. Each call may be
+    repeated."""
 
     def check_queues(self, topic: str | None = None, broker_name: str | None = None) -> list[MessageQueue]:
         """Return the queues for `check_queue`: one queue of each broker group, or of the group `broker_name`. It is the
@@ -70,8 +71,8 @@ class CheckAdmin(TopicAdmin):
         return [queue for name, queue in first.items() if broker_name in (None, name)]
 
     def _make_check_topic(self, brokers: list[str]) -> None:
-        """Create a queue of CHECK_TOPIC in each of these broker groups. An existing CHECK_TOPIC gets queues in the
-        missing groups."""
+        """Create CHECK_TOPIC with one queue in each broker group of `brokers`. If CHECK_TOPIC exists already, add
+        queues in the broker groups that have no queue of it."""
         try:
             counts = self.topic_route(CHECK_TOPIC).queue_counts()
         except TopicNotExistError:

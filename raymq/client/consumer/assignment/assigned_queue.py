@@ -101,7 +101,7 @@ class AssignedQueue(ABC):
     fetch_offset: int = 0
     """Offset in the queue to fetch next; valid after the queue has started."""
     committed: int | None = None
-    """The queue's offset that the broker has stored for the group; None if unknown."""
+    """The group's committed offset in the queue, as stored by the broker; None if unknown."""
     backwards: bool = False
     """True if the consumer moved to an offset before the committed offset. The next commit then lowers the committed
     offset and is marked as a backward commit."""
@@ -130,8 +130,8 @@ class AssignedQueue(ABC):
         self.reset_version = start.reset_version
 
     def grant(self, generation: int) -> None:
-        """Keep the queue for the group's new generation. If the queue was revoked, it is fetched and delivered
-        again."""
+        """Keep the queue for the group's new generation. If the queue was revoked, its messages are fetched and
+        delivered again from now on."""
         self.change(AssignmentEvent.GRANT)
         self.generation = generation
         self.revoked_at_s = None
@@ -156,8 +156,8 @@ class AssignedQueue(ABC):
         self.forbidden = None
 
     def hold_back(self) -> None:  # noqa: B027  # most kinds keep it
-        """Drop the fetched messages that are not delivered, because the group may not read the queue now. The messages
-        can be fetched again later."""
+        """Drop the messages that were fetched but not yet delivered, because the group may not read the queue now. The
+        messages can be fetched again later."""
 
     @property
     def started(self) -> bool:

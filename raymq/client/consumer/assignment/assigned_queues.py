@@ -50,13 +50,14 @@ class AssignedQueues(ABC, Generic[Q]):
         self._revoked: dict[MessageQueue, Q] = {}
         """Revoked queues of this member that are not released yet."""
         self._fenced: dict[MessageQueue, int] = {}
-        """Queues whose commits a broker has refused, with the refused generation. The member takes such a queue again
-        only if a newer generation grants it."""
+        """Queues whose offset commits a broker has refused, with the generation of the refused commit. The member takes
+        such a queue again only if a newer generation grants it."""
         self._forbidden: dict[MessageQueue, NoPermissionError] = {}
         """Queues that the brokers do not allow the group to read now, with the error that gives the reason. The
         consumer neither fetches nor delivers their messages, but commits their offsets."""
         self._lease_until_s = -math.inf
-        """Time in s until which the group gives this member's queues to no other member."""
+        """Time in s at which this member's lease of its queues ends. Before this time, the group gives the queues to no
+        other member."""
         self._joined = False
         self._offsets_version: int | None = None
 
@@ -72,8 +73,8 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def joined(self) -> bool:
-        """True if the group has answered a heartbeat of this member, or if queues were assigned without a
-        group."""
+        """True if the group has answered a heartbeat of this member. Also True for a consumer without group membership,
+        after its queues were assigned by hand."""
         return self._joined
 
     @property
@@ -170,8 +171,8 @@ class AssignedQueues(ABC, Generic[Q]):
         self._state_changed(assigned)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Stop fetching and delivering messages of these queues. `release` later gives each queue up, after the program
-        has finished with the queue's messages."""
+        """Stop fetching and delivering messages of these queues. After the program has finished with a queue's
+        messages, `release` gives up the queue."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -179,8 +180,8 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def release(self, now_s: float) -> list[MessageQueue]:
-        """Release the revoked queues whose messages are finished. Returns these queues, because other members wait for
-        them."""
+        """Release the revoked queues whose messages are all finished. Returns the released queues. Other members wait
+        for these queues."""
         released = [assigned for assigned in self._revoked.values() if self._may_go(assigned, now_s)]
         for assigned in released:
             assigned.change(AssignmentEvent.RELEASE)
@@ -197,15 +198,15 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def lose_all(self) -> bool:
-        """Give up all queues at once, because other members may get them. The consumer delivers and commits nothing
-        more of them. Returns False if no queue was held."""
+        """Give up all queues at once, because other members may get the queues. The consumer delivers no further
+        messages of these queues, and commits no offsets in them. Returns False if no queue was held."""
         lost = list(self._queues)
         self.lose(lost)
         return bool(lost)
 
     def fence(self, now_s: float) -> bool:
-        """Give up all queues if the lease has expired without an answer of the group, because other members may have
-        the queues. Returns True if queues were given up."""
+        """Give up all queues if the lease has expired because no answer from the group arrived in time. The group may
+        have assigned the queues to other members. Returns True if queues were given up."""
         return now_s > self._lease_until_s and self.lose_all()
 
     def is_absent(self, now_s: float) -> bool:
@@ -241,8 +242,9 @@ class AssignedQueues(ABC, Generic[Q]):
     def reset_queries(
         self, broker_name: str | None = None, *, only_forbidden: bool = False
     ) -> dict[MessageQueue, OffsetCommit]:
-        """Return a reset query (a commit without an offset) for each started queue, or only for each forbidden queue.
-        The broker's answer names the queues that were reset and the queues that the group may read."""
+        """Return a reset query (a commit without an offset) for each queue that the consumer has started to read. With
+        `only_forbidden`, return it only for queues that the group was forbidden to read. The broker's answer names the
+        queues that were reset and the queues that the group may read."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
@@ -305,7 +307,8 @@ class AssignedQueues(ABC, Generic[Q]):
         """Move a queue to the offset to which the group's offset was reset. The consumer continues there."""
 
     def _perhaps_dirty(self) -> Iterable[Q]:
-        """Return at least all queues that have an offset to commit. The result may contain other queues too."""
+        """Return the queues that may have an offset to commit. No queue with such an offset is missing; other queues
+        may be included."""
         return self._queues.values()
 
     def _committed(self, assigned: Q) -> None:

@@ -108,8 +108,8 @@ class GroupMember:
             raise self._failure
 
     def raise_refusal(self) -> None:
-        """Raise SubscriptionConflictError while other members of the group have a different expression for a
-        topic."""
+        """Raise SubscriptionConflictError if the group refuses this member. The group refuses a member while other
+        members subscribe to one of its topics with a different expression."""
         if self.refusal is not None:
             raise SubscriptionConflictError(*self.refusal.args)
 

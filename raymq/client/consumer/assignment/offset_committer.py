@@ -115,9 +115,9 @@ class OffsetCommitter:
     """Reads and commits the offsets of one consumer. `name`: the consumer's name in logs. `core`, guarded by `lock`,
     holds the consumer's queues. Thread-safe.
 
-    `interval_s`: how often finished messages are committed to the `store`; None if the program commits. `on_started` is
-    called when queues become fetchable, or when their fetch offset changes. `on_committed` is called after a commit was
-    answered, because queues may have waited for the commit.
+    `interval_s`: the interval in which finished messages are committed to the `store`; None if the program itself
+    commits. `on_started` is called when queues become fetchable, or when their fetch offset changes. `on_committed` is
+    called after a commit was answered, because some queues can be released only after their commit.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class OffsetCommitter:
         self._closed = False
 
     def wake(self) -> None:
-        """Schedule the broker threads, which fetch missing start offsets and send commits. If a caller waits for a
-        start offset or a commit, the brokers are called at once."""
+        """Schedule the next work of the broker threads, which fetch missing start offsets and send commits. If a caller
+        waits for a start offset or a commit, the threads call the brokers at once."""
         with self.lock:
             urgent = self.core.waits_for_broker()
             if self.armed and not urgent:
@@ -160,8 +160,8 @@ class OffsetCommitter:
             self.armed = False
 
     def ask_about_resets(self) -> None:
-        """Ask the brokers for which of this consumer's queues the offset was reset. Called after offsets of the group
-        were reset."""
+        """Query the brokers to find which of this consumer's queues were reset to another offset. Called after offsets
+        of the group were reset."""
         for work in self._all():
             work.ask.set()
             work.forbidden_at_s = -math.inf
@@ -244,10 +244,11 @@ class _BrokerThread:
         self._works: dict[_BrokerWork, float] = {}
         """The pending work of each consumer, with the time at which it is due, on `time.monotonic`'s clock."""
         self._not_before_s = 0.0
-        """Time until which this thread makes no call for any consumer, because a call to its broker has failed. A call
-        for another consumer would fail, too."""
+        """Time until which this thread makes no calls to its broker, because a call for one of the consumers has
+        failed. Calls for the other consumers would fail, too."""
         self._closed = closed
-        # At the interpreter's exit no thread starts; `OffsetCommitter.commit` calls the broker in its caller's thread.
+        # While the interpreter exits, no thread can start. `OffsetCommitter.commit` then calls the broker in its
+        # caller's thread.
         start_thread(threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True))
 
     def schedule(self, work: _BrokerWork, at_s: float) -> None:
@@ -267,8 +268,8 @@ class _BrokerThread:
             self._changed.notify()
 
     def _next(self) -> _BrokerWork | None:
-        """Wait until some offset work is due, remove the work from the schedule and return it. Returns None after
-        `close`."""
+        """Wait until the offset work for some broker is due, remove this work from the schedule and return it. Returns
+        None after `close`."""
         with self._changed:
             while not self._closed:
                 work, due_s = min(self._works.items(), key=lambda item: item[1], default=(None, math.inf))
@@ -304,13 +305,14 @@ class _BrokerThread:
 
 
 class _BrokerWork:
-    """The offset work of one consumer at one broker group: start offsets and commits."""
+    """Gets the start offsets of one consumer's queues at one broker group, and commits the consumer's offsets
+    there."""
 
     def __init__(self, committer: OffsetCommitter, thread: _BrokerThread) -> None:
         self.committer, self.thread = committer, thread
         self.ask = threading.Event()
-        """Set after an offset of the group was reset. The next commit then asks the broker about every queue, to learn
-        which offsets were reset."""
+        """Event that is set after an offset of the group was reset. The next commit then asks the broker about every
+        queue, to learn which offsets were reset."""
         self.commit_lock = threading.Lock()
         """Lock that is held during a commit. Otherwise an older commit could overtake a newer commit that moves an
         offset backwards."""
@@ -331,8 +333,9 @@ class _BrokerWork:
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
-        """Schedule the consumer's offset work at this broker group: immediately if `now` is true, otherwise at the time
-        of its next commit or reset query. Returns the scheduled time; infinite if nothing is due."""
+        """Schedule the offset work of this consumer at this broker group: start offsets, commits and reset queries. The
+        work is done immediately if `now` is true, otherwise at the time of the next commit or reset query. Returns the
+        scheduled time; infinite if nothing is due."""
         committer = self.committer
         at_s = -math.inf if now else math.inf
         with committer.lock:

@@ -18,8 +18,8 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The part of a queue's state that is counted in the tables and totals of SubscriptionState, as of their last
-    update for this queue."""
+    """Facts about one queue's state that SubscriptionState counts in its tables and totals. The values are from the
+    last time that the queue's state was counted."""
 
     tables: tuple[bool, ...] = ()
     """For each table in `SubscriptionState._tables`: True if the table contains the queue."""
@@ -48,8 +48,8 @@ class AssignedMessageQueue(AssignedQueue):
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The part of this queue's state that is counted in the consumer's tables and totals, as of their last update for
-    this queue."""
+    """A copy of this queue's flags. The consumer's tables and totals contained the queue with these flags after their
+    last update."""
     mapped: bool = False
     """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
     fetches."""
@@ -66,8 +66,8 @@ class AssignedMessageQueue(AssignedQueue):
     each message."""
 
     def start(self, start: QueueOffset) -> None:
-        """Begin to fetch the queue at its start offset. If the queue is assigned without a group (generation 0), no
-        broker has stored this offset, so it must still be committed."""
+        """Begin to fetch the queue at its start offset. A queue that is assigned without a group has the generation 0.
+        No broker has stored the start offset of such a queue, so the consumer must still commit this offset."""
         AssignedQueue.start(self, start)
         self.position = self.done = start.queue_offset
         if not self.generation:

@@ -90,8 +90,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         """Lock that is held while the list `_watched` changes. It is needed because the helper thread of an interrupted
         wait may change the list at the same time."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        # Make the engine wake this consumer's polls on the event loop. The engine would otherwise wake the blocking
-        # consumer, which never polls here.
+        # `engine` runs the polls of both consumers, this one and the blocking consumer. Make it wake polls on the event
+        # loop, because no one polls the blocking consumer here.
         engine.on_wakeup = partial(self._in_loop, self._look_again)
 
     subscribe = awaited(PullConsumer.subscribe)
@@ -212,8 +212,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 if found(taken):
                     polls.end(turn)
                     return _Step(taken)
-                # Return a step without messages, so that the poll checks again at once. The subscription's filter
-                # excluded all records of this step, but the store may have more.
+                # The subscription's filter excluded all records that this step of the poll read, but the store may have
+                # more records. So return a step without messages, which makes the poll check again at once.
                 return _Step()
             left_s = deadline_s - time.monotonic()
             if left_s > 0 and not engine.closed:
@@ -255,16 +255,16 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     async def _wait(self, timeout_s: float) -> None:
         """Wait until records may be available, for at most `timeout_s`.
 
-        An interrupted wait leaves a timer, which only wakes the next wait, and watched file descriptors, which the next
-        wait or `close` removes. Both are harmless.
+        An interrupted wait leaves a timer and watched file descriptors. Both are harmless: the timer only wakes the
+        next wait, and the next wait or `close` removes the file descriptors.
         """
         waiter = self._waiter = self._loop.create_future()
         # Set two timers, because a signal handler may raise in the callback of one timer, which would then not wake the
         # poll.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            # Call `_watch`, which changes the file descriptors that the event loop watches, in a helper thread. If a
-            # signal interrupted it, the selector's list of descriptors would differ from the kernel's list.
+            # Call `_watch` in a helper thread, because it changes the file descriptors that the event loop watches. If
+            # a signal interrupted `_watch`, the selector's list of descriptors would differ from the kernel's list.
             aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:

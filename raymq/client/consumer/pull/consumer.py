@@ -157,7 +157,7 @@ class PullConsumer(PullConsumerBase):
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
-            # mark the poll as abandoned by a single assignment, which a signal handler cannot interrupt
+            # Mark the poll as abandoned. This is a single assignment, because a signal handler cannot interrupt it.
             turn.abandoned = True
             raise
         return messages
@@ -200,8 +200,8 @@ class PullConsumer(PullConsumerBase):
         return table
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Iterate over messages until the consumer is closed. With auto_commit, a message counts as done when the
-        program requests the next message. So if the program leaves the loop, no message is skipped."""
+        """Iterate over messages until the consumer is closed. With auto_commit, a message is committed only after the
+        program has requested the next message. So if the program leaves the loop early, no message is skipped."""
         while not self._engine.closed:
             try:
                 messages = self.poll(max_messages=1)
@@ -299,7 +299,7 @@ class PullConsumer(PullConsumerBase):
         return self._engine.lookup.queues(topic)
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the first offset that each queue still holds."""
+        """Return the lowest offset of each queue that is still stored."""
         return self._engine.lookup.begin_offsets(queues)
 
     def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:

@@ -4,9 +4,9 @@
     QueueReader                     records from mapped files on this node, or by fetches
     Polls                           a poll: peek → decode → take
 
-SubscriptionState makes all decisions and has all state about queues, under one lock that is never held during a call.
-Brokers keep the committed offsets. All other state is lost when the process ends. Messages that polls returned but that
-were not committed are then delivered again.
+SubscriptionState makes all decisions and has all state about queues, under one lock that is never held during a remote
+call. Brokers keep the committed offsets. All other state is lost when the process ends. Messages that polls returned
+but that were not committed are then delivered again.
 """
 
 from __future__ import annotations
@@ -393,8 +393,8 @@ class PullEngine:
         """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        # The call for all queues returned no offset for this queue, and no reason. A call for this queue alone raises
-        # the reason.
+        # For the remaining queues, the call for all queues has returned neither an offset nor a reason. A call for a
+        # single queue returns its offset, or raises the reason.
         for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts

@@ -103,12 +103,13 @@ Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
-"""Slices of polled records, each with a batch of the slice's wanted messages. A batch may be empty."""
+"""Slices of polled records, each with a batch of the messages in this slice that the consumer wants. A batch may be
+empty."""
 
 
 def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable = ignore) -> Decoded:
-    """Decode the messages in each slice that match the consumer's tags. A damaged message is decoded too, unless its
-    tags are known and do not match."""
+    """In each slice of records, decode the messages that match the consumer's tags. A damaged message is decoded too,
+    unless its tags are known and do not match."""
     decoded: Decoded = []
     for part in slices:
         messages = read_messages(
@@ -246,11 +247,12 @@ def _decode_part(
         part = replace(part, count=batch.num_rows)
         starts = part.starts
     if tags:
-        # A damaged record has no born timestamp, and its tags are unknown. Select it, too, as if it had a wanted tag.
+        # The tags of a damaged record are unknown, so select it, too: the consumer must see the damage. A damaged
+        # record is recognized by its missing born timestamp.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        # Usually all messages are wanted here, because a comparison of the tags' hash codes has already excluded most
-        # other messages. So the second decoding is rare.
+        # If some messages have no wanted tag, decode the others a second time, without them. This is rarely necessary,
+        # because a comparison of the tags' hash codes has already excluded most other messages.
         if not wanted.all():
             # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))

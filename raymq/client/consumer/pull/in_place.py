@@ -2,12 +2,13 @@
 
     ask (queues and offsets) → the store's answer: their visible ends → units → records in the map
 
-Records reach the poll without another thread and without a copy. A watch is a connection on which the store reports new
-messages. The store answers a watch request as soon as one of the queues has new messages. So a poll waits for the file
-descriptors of the watches.
+A poll gets the records without another thread and without a copy. A watch is a connection on which the store reports
+new messages. The store answers a watch request as soon as one of the queues has new messages. So a poll waits for the
+file descriptors of the watches.
 
-The mapped files may not show a queue's next record, if it is deleted or lost, or if the queue's records hold several
-messages each. Then fetches (raymq.client.consumer.fetcher) read the queue until a fetch has returned a result.
+If a queue's next record was deleted or lost, the mapped files do not show it. The same holds if the queue's records
+contain several messages each. Then fetches (raymq.client.consumer.fetcher) read the queue, until a fetch has returned a
+result.
 
 A thread of the fetcher finds the storage actor of a queue and opens its watch. The thread or task that polls does
 everything else.
@@ -53,12 +54,12 @@ READ_MAX_S: Final = 0.02
 """Maximum time in s for which one read skips messages that the tags exclude. After that, the poll checks its deadline
 again."""
 LOOK_AT_MAX: Final = 1024
-"""Maximum number of records that are passed to a predicate at once. After them, the reader checks how many records the
-predicate accepted."""
+"""Maximum number of records that are passed to a predicate at once. After each such group of records, the reader checks
+how many records the predicate has accepted so far."""
 LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
-"""Time in s for which a storage actor is read by fetches after its watch has ended or could not be opened. A watch is
-the connection that reports new messages."""
+"""After a watch (the connection that reports new messages) has ended or could not be opened: time in s for which the
+consumer reads from the storage actor by fetches instead."""
 STAY_CHECK_S: Final = 1.0
 """Interval in s between checks whether a queue that is read from a slave can be read from its master again."""
 
@@ -72,8 +73,9 @@ class WatchConnection(Protocol):
         """Return the connection's file descriptor, which is readable when an answer has arrived."""
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Request the end offsets of these queues. The request replaces the previous request. The store answers if a
-        queue has a message at its requested offset or does not hold that offset, and at the latest after `wait_s`."""
+        """Request the end offsets of the queues in `requests`. This request replaces the previous one. The store
+        answers as soon as one of the queues has a message at the requested offset or later, or does not contain the
+        offset. It answers after `wait_s` in any case."""
 
     def receive(self) -> list[QueueEnds]:
         """Return the answer to the last request, in the order of its queues. Returns an empty list if the answer
@@ -87,7 +89,8 @@ class WatchConnection(Protocol):
 
 
 class WatchableStorage(Protocol):
-    """A client of a storage actor that may be on this node."""
+    """Interface of a storage actor's client. If the actor runs on this node, the client can read the actor's files and
+    watch its queues."""
 
     def reader(self) -> LogReader | None:
         """Return the reader of the storage actor's mapped files; None if this process cannot read the files."""
@@ -120,19 +123,20 @@ class _MappedStore:
 
     @property
     def deadline_s(self) -> float:
-        """Time by which the store must answer the watch request that is in flight (a request to report new
-        messages)."""
+        """Time by which the store must answer the watch request (a request to report new messages) that is in
+        flight."""
         return self.asked_s + WATCH_WAIT_S + WATCH_GRACE_S
 
 
 class InPlaceReader:
     """Finds the records of the queues that `core`, guarded by `lock`, reads in place (from mapped files).
 
-    `storage(name)` returns the client of a storage actor. `replaced(queue, name, pull_from)` is called after `name` has
-    answered for a queue. If `pull_from` is not empty, it names another storage actor to read. `replaced` returns True
-    if a new search for the storage actor starts; `found` is then called with the result. `lost(name, queues)` is called
-    when a storage actor does not answer. `by_fetches()` is called when fetches must read queues. `came` is called with
-    records that were found and their size in bytes.
+    `storage(name)` returns the client of a storage actor. The other arguments are callbacks. `replaced(queue, name,
+    pull_from)` is called after storage actor `name` has answered for a queue. If `pull_from` is not empty, it names
+    another storage actor to read. `replaced` returns True if a new search for the storage actor starts; `found` is then
+    called with the result. `lost(name, queues)` is called when a storage actor does not answer. `by_fetches()` is
+    called when queues must be read by fetches, not in place. `came` is called with records that were found and their
+    size in bytes.
     """
 
     def __init__(
@@ -150,24 +154,24 @@ class InPlaceReader:
         self._storage = storage
         self._replaced, self._lost, self._by_fetches, self._came = replaced, lost, by_fetches, came
         self._open_lock = threading.Lock()
-        """Guards `_stores`, `_not_before_s` and `_closed`; never held during a remote call."""
+        """Lock that guards `_stores`, `_not_before_s` and `_closed`. No thread holds it during a remote call."""
         self._stores: dict[str, _MappedStore] = {}
         self._not_before_s: dict[str, float] = {}
-        """For each storage actor on this node, the time before which its watch (the connection that reports new
-        messages) is not opened again."""
+        """For each storage actor on this node, the earliest time at which a new watch may be opened to it. A watch is
+        the connection on which the actor reports new messages."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
-        """For each queue, the number of times that `found` was called. `_follow` compares it before and after a search
-        for the queue's storage actor."""
+        """For each queue, the number of calls of `found`. If the number has changed while `_follow` starts a new search
+        for the queue's storage actor, `found` has already recorded the new storage actor."""
         self._retried_s: dict[MessageQueue, float] = {}
-        """For each queue whose storage actor has no watch (connection that reports new messages): the time of the next
-        attempt to read the queue in place."""
+        """For each queue whose storage actor has no watch (connection that reports new messages): the time at which the
+        consumer next tries to read the queue in place."""
         self._functions: dict[str, FunctionHere] = {}
         """For each topic with a predicate: the user's predicate function."""
         self._made: set[MessageQueue] = set()
-        """Queues whose records the store builds for each reader (light queues, and queues with inner batches). Fetches
-        read these queues."""
+        """Queues whose records the store builds for each reader (light queues, and queues with inner batches). The
+        consumer reads these queues by fetches, not in place."""
 
     # Methods that any thread may call
 
@@ -194,8 +198,9 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """Return True if `found` should be called again for a queue, to try to read the queue in place. The last
-        attempt failed because its storage actor had no watch. Returns True once per failed attempt."""
+        """Return True if `found` should be called again for a queue, to try again to read the queue in place (from
+        mapped files). The last attempt failed, because the queue's storage actor could not be watched for new messages.
+        Returns True once per failed attempt."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -242,8 +247,8 @@ class InPlaceReader:
     # Methods that only the polling thread calls
 
     def descriptors(self) -> list[int]:
-        """Return the file descriptors of the stores that owe an answer about new messages. A descriptor becomes
-        readable when its store's answer arrives."""
+        """Return the file descriptors of the stores that have not answered a request for new messages yet. A descriptor
+        becomes readable when its store's answer arrives."""
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
@@ -367,7 +372,7 @@ class InPlaceReader:
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
         if check_all:
             store.stay_checked_s = now_s
-        # Skip queues without new messages at once, because most queues have no new messages.
+        # Most queues have no new messages. Skip these queues here, before the lock is taken.
         told = [
             (queue, request.queue_offset, known)
             for (queue, request), known in zip(asked, ends, strict=True)
@@ -385,21 +390,21 @@ class InPlaceReader:
             self._follow(store, queue, known.pull_from)
 
     def _follow(self, store: _MappedStore, queue: MessageQueue, pull_from: str) -> None:
-        """Stop reading a queue from this store if `_replaced` starts a new search for the queue's storage
-        actor."""
+        """Report the store's answer for a queue, with `pull_from`, to `_replaced`. If this starts a new search for the
+        queue's storage actor, stop reading the queue from this store."""
         with self._lock:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                # A changed count means that `found` was called during `_replaced`. Then `found` has already recorded
+                # If the count in `_finds` has changed, `found` was called during `_replaced`, and has already recorded
                 # the queue's new storage actor.
                 if self._finds[queue] == finds:
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
 
     def _ask(self, store: _MappedStore, now_s: float) -> None:
-        """Send a watch request to a store, unless the request in flight still names the right queues and
-        offsets."""
+        """Send a watch request to a store. Send none if the request in flight still has the queues and offsets for
+        which the consumer waits now."""
         with self._lock:
             version = self._core.version
             if store.asked and store.version == version:
@@ -414,8 +419,8 @@ class InPlaceReader:
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s
-        # If no queue waits for messages now, no new request is sent. The previous watch request stays in flight, but
-        # the answer to it is ignored.
+        # If no queue waits for new messages now, no new watch request is sent to the store. The previous watch request
+        # stays in flight, but the answer to it is ignored.
         store.asked, store.version = waits, version
 
     def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:

@@ -17,8 +17,8 @@ from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageQueue
 
 ABANDONED_MAX_S: Final = 10.0
-"""Maximum time in s to wait for the end of an abandoned poll. An abandoned poll does not wait for messages, so it
-normally ends at once."""
+"""Maximum time in s to wait for the end of an abandoned poll (a poll whose call was interrupted by an exception). An
+abandoned poll does not wait for messages, so it normally ends at once."""
 
 
 Result = TypeVar("Result")
@@ -35,11 +35,11 @@ class TakenRange(NamedTuple):
 
 
 class PollTurn:
-    """One poll. If it is interrupted, its thread sets `abandoned` with a single assignment, which no signal handler can
-    interrupt.
+    """One call of `poll`. If the call is interrupted, its thread sets `abandoned`. This is a single assignment, so no
+    signal handler can interrupt it.
 
-    A poll on an event loop consists of steps, and nothing interrupts a step. Between two steps the loop may drop the
-    poll; the next caller then ends the dropped poll (`end_dropped`).
+    On an event loop, a poll consists of steps. Nothing interrupts a step, but the loop may drop the poll between two
+    steps. The next caller of `poll` then ends the dropped poll (`end_dropped`).
     """
 
     __slots__ = ("_step", "abandoned", "has_ended", "taken")
@@ -60,8 +60,8 @@ class PollTurn:
             return call(*arguments)
 
     def end_dropped(self, end: Callable[[PollTurn], None]) -> None:
-        """Clean up after this poll, which was interrupted, by calling `end` with it. Does nothing if a step of the poll
-        is still running after ABANDONED_MAX_S."""
+        """Clean up after this poll, which was interrupted: call `end` with this poll, unless the poll has already
+        ended. Does nothing if a step of the poll is still running after ABANDONED_MAX_S."""
         if self._step.acquire(timeout=ABANDONED_MAX_S):
             try:
                 if not self.has_ended:
@@ -102,8 +102,8 @@ class Wakeup:
             try:
                 os.eventfd_read(self._descriptor)
             except BlockingIOError:
-                # another thread is inside `set`, so the next wait returns at once; its caller then only checks once
-                # more
+                # Another thread is inside `set`, so the next call of `wait` returns at once. This is harmless: the
+                # thread that waits only checks its state once more.
                 pass
             self._set = False
 

@@ -67,8 +67,9 @@ class LostMessages:
         self._unraised.update(self._errors)
 
     def raise_one(self, core: SubscriptionState) -> None:
-        """Raise the error of a queue whose position in `core` is at the lost message, unless the error was raised
-        before. If records before the lost message are buffered, polls return these records first."""
+        """Raise the error of a lost message if the consumer's position in the message's queue has reached the message.
+        `core` contains the positions. An error that was raised before is not raised again. If records before the lost
+        message are buffered, polls return these records first."""
         for queue in sorted(self._unraised):
             offset, error = self._errors[queue]
             if not core.reads(queue, offset):
@@ -188,8 +189,8 @@ class Polls:
             raise forbidden.with_traceback(None)
 
     def raise_loss(self) -> None:
-        """Raise an error that ends an empty poll at once: NoPermissionError if the group may read none of this
-        consumer's queues, or the error of a lost message."""
+        """Raise an error that ends an empty poll at once. Raises NoPermissionError if the group may read none of this
+        consumer's queues. Otherwise raises the error for a lost message, if there is one that was not raised yet."""
         with self._lock:
             if self._core.all_forbidden:
                 raise next(iter(self._core.forbidden.values())).with_traceback(None)
@@ -212,8 +213,8 @@ class Polls:
         return [(part, cast("Found", shown_records(found, self._names))) for part, found in decoded]
 
     def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Take the decoded slices that are still current (not outdated by a seek, reset, pause or revocation), and
-        return them. Their messages count as returned by the poll."""
+        """Take from `decoded` the slices of records that are still current (not outdated by a seek, reset, pause or
+        revocation), and return them. From now on, their messages count as returned by the poll `turn`."""
         self._member.fence()
         taken = []
         with self._lock:
@@ -237,7 +238,7 @@ class Polls:
         return taken
 
     def _expected(self, found: Sized) -> list[int]:
-        """Return the offsets of the found messages that the program must acknowledge."""
+        """Return the offsets of those messages in `found` that the program must acknowledge."""
         if not self._settings.acknowledge_each:
             return []
         # If acknowledge_each is set, the found messages are always a list of MessageExt, because `table_decoder` then
@@ -245,7 +246,8 @@ class Polls:
         return [message.queue_offset for message in cast("list[MessageExt]", found)]
 
     def end_abandoned(self) -> bool:
-        """End the last poll if its caller was interrupted. Returns True if a poll is still running."""
+        """End the last poll if the program's call of this poll was interrupted. Returns True if a poll is still
+        running."""
         turn = self._turn
         if turn is not None and turn.abandoned:
             turn.end_dropped(self.end)

@@ -94,7 +94,7 @@ class QueueReader:
         return self._in_place.wait_max_s()
 
     def read_more(self) -> None:
-        """Wake the reader threads, because more queues or other offsets may be fetched now."""
+        """Wake the reader threads, because there may be more queues to read, or other offsets to read from."""
         with self._lock:
             hungry = list(self._core.wanted())
         self._in_place.take_up(hungry)
@@ -148,7 +148,8 @@ class QueueReader:
             self._wake()
 
     def _jump(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
-        """Continue reading a queue at `next_offset`, because the queue does not hold `offset`."""
+        """Continue reading a queue at `next_offset`, because `offset` lies outside the offsets that the queue
+        contains."""
         with self._lock:
             jumps = self._core.out_of_range(queue, offset, next_offset)
         if jumps:

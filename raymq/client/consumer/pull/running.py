@@ -43,14 +43,14 @@ def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError 
 
 
 def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size_bytes: int) -> None:
-    """Count in the metrics the records that a fetch, or a read of the mapped files, has found. `size_bytes`: total size
-    of the records."""
+    """Update the metrics for records that were found by a fetch, or by a read of the mapped files. `size_bytes`: total
+    size of the records."""
     records = fetched.records
     if not CLIENT_FIGURES.enabled or not len(records.starts):
         return
     try:
         stored_ms = store_timestamp_at(records.data, int(records.starts[0]))
-    # Count nothing if the first record is damaged: the poll that decodes the record reports the error.
+    # If the first record is damaged, count nothing here. The poll that decodes the record reports the error.
     except RecordError:
         return
     CLIENT_FIGURES.delivered(queue.topic, group, stored_ms, len(records.starts), size_bytes)

@@ -59,8 +59,8 @@ class PullSettings:
     `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: when the program polls
     again, the messages that earlier polls returned count as done, and are committed every `auto_commit_interval_s`.
     `acknowledge_each`: a message counts as done when the program acknowledges it, in any order, and not when the
-    program polls again; requires auto_commit. If such a queue moves to another member, this consumer first keeps it
-    until all messages that polls returned are acknowledged and committed. `allocation` (the option
+    program polls again; requires auto_commit. If the group then gives a queue to another member, this consumer keeps
+    the queue until all messages that polls returned are acknowledged and committed. `allocation` (the option
     `allocate_strategy`): how the group shares its queues. `poll_interval_max_s`: a program that does not poll for
     longer than this leaves its group until it polls again. `queue_check_interval_s`: the time between two checks of the
     topics that have a queue-change listener.

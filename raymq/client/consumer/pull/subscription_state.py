@@ -38,7 +38,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         super().__init__()
         self._settings = settings
         self._subscriptions: dict[str, Subscription] = {}
-        """The subscription of each subscribed topic."""
+        """The consumer's subscriptions, by topic."""
         self._buffered: dict[MessageQueue, None] = {}
         """Queues with buffered records, in the order in which polls return them. After a poll has taken records from a
         queue, the queue moves to the end. `_note` updates this table and the tables below for one queue. So a step for
@@ -46,14 +46,15 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._buffered_count = 0
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
-        """Next offset to fetch of each queue that has so few buffered records that it may be fetched again."""
+        """The queues that may be fetched again because few of their records are buffered, each with the next offset to
+        fetch."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
         """Requests for new messages, for queues that are read in place (from mapped files) and are neither paused nor
         revoked. Each request begins at the end of the queue's known messages."""
         self._unread: dict[MessageQueue, None] = {}
         """Queues whose mapped files have unread records, in the order in which they are read."""
         self._unsettled: dict[MessageQueue, None] = {}
-        """Queues from which the last poll returned messages."""
+        """The queues whose messages were in the result of the last poll."""
         self._unfinished: dict[MessageQueue, None] = {}
         """Queues from which polls have returned messages that the program has not finished."""
         self._dirty: dict[MessageQueue, None] = {}
@@ -83,8 +84,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """Version number of the queues and offsets for which the consumer waits for new messages. Every change of them
-        changes the number, except changes by normal reading."""
+        """Version number of the queues and offsets for which the consumer waits for new messages. The number changes
+        when the queues or offsets change, unless an offset advances only because the consumer has read messages."""
         return self._version
 
     @property
@@ -99,7 +100,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def buffered_count(self) -> int:
-        """The number of records that wait for a poll."""
+        """The number of fetched records that polls have not returned yet."""
         return self._buffered_count
 
     @property
@@ -213,14 +214,14 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return slices
 
     def is_current(self, part: PolledRecords) -> bool:
-        """Return True if a poll may still return a slice of records that `peek` returned: since then its queue had no
-        seek, reset, pause or revocation."""
+        """Return True if a poll may still return `part`, a slice of records that `peek` returned. It may not if the
+        slice's queue had a seek, reset, pause or revocation since then."""
         assigned = self._queues.get(part.queue)
         return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
 
     def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
         """Remove a slice of records from its queue's buffer, because a poll returns these records. The slice must be
-        current (`is_current`). Later polls read other queues before this queue.
+        current (`is_current`). The queue moves to the end of the order in which polls read queues.
 
         `expected`: offsets of the messages that the program must acknowledge; empty unless it acknowledges each
         message.
@@ -248,13 +249,14 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Methods that select the queues to fetch, and that record the results of fetches
 
     def wanted(self) -> dict[MessageQueue, int]:
-        """Return the next offset to fetch of each queue that has so few buffered records that it may be fetched
-        again."""
+        """Return the queues that may be fetched again because few of their records are buffered, each with the next
+        offset to fetch."""
         return self._hungry.copy() if self._has_capacity else {}
 
     @property
     def _has_capacity(self) -> bool:
-        """True if the buffered records of all queues together are below the limits of number and size."""
+        """True if both the number and the total size of the buffered records of all queues are below their
+        limits."""
         settings = self._settings
         return (
             self._buffered_count < settings.threshold_all_count and self._buffered_bytes < settings.threshold_all_bytes
@@ -272,7 +274,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         """Create the request to fetch a queue's messages from `offset` on, at most as many as may still be buffered. If
-        the queue is now read from another offset, the request is for one message, and `fetched` ignores its result."""
+        the queue is now read from another offset, the result of this request is not needed: it asks for only one
+        message, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
         if assigned is None or subscription is None or assigned.silent:
@@ -299,8 +302,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
-        """Continue reading a queue at `next_offset`, because the queue does not hold `offset`. Polls first return the
-        buffered records before `offset`. Returns False if `offset` is no longer the queue's next offset to fetch."""
+        """Continue reading a queue at `next_offset`, because `offset` lies outside the offsets that the queue contains.
+        Polls first return the buffered records before `offset`. Returns False if `offset` is no longer the queue's next
+        offset to fetch."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None:
             return False
@@ -346,8 +350,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         the bounds; a fetch must then find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            # Ignore an outdated answer. The queue is paused, forbidden, or no longer assigned or read in place, or its
-            # next offset is past the watch request's offset.
+            # The answer is outdated, so ignore it. Either the queue is paused, forbidden, or no longer assigned or read
+            # in place. Or the next offset to fetch from the queue is now higher than the offset of the watch request.
             return True
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
@@ -460,7 +464,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
         """Update the tables of queues (such as queues with buffered or unread records) after one queue's state has
-        changed. `moved`: True if the state has changed for a reason other than normal reading."""
+        changed. `moved`: False if the state has changed only because the consumer has read messages."""
         assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
         in_tables = (
@@ -501,9 +505,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += 1
 
     def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
-        """Update in which tables a queue is listed. `in_tables` has a flag for each table of `self._tables`: True puts
-        the queue into the table, False removes it. A queue that is already in a table keeps its place there; a new
-        queue is added at the table's end."""
+        """Add a queue to some of the consumer's tables, and remove it from the others. `in_tables`: for each table of
+        `self._tables`, True if the table must contain the queue. A queue that a table already contains keeps its
+        position in the table; a new queue is added at the end."""
         before = assigned.noted.tables or (False,) * len(in_tables)
         assigned.noted.tables = in_tables
         for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):

@@ -28,16 +28,16 @@ class Replier(Protocol):
     """Sends the replies that listeners return (raymq.client.request.replier)."""
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send the replies that a listener returned for these messages. `answer`: the listener's return value. Returns
-        why it is invalid, or an empty string if it is valid. Never raises."""
+        """Send the replies that a listener returned for these messages. `answer`: the listener's return value. If it is
+        invalid, returns the reason; otherwise an empty string. Never raises."""
 
     def statistics(self) -> ReplyStatistics:
-        """How many replies to requests were sent, and how many could not be sent."""
+        """Return the number of replies to requests that were sent, and the number that could not be sent."""
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
-    """Return the failure that a listener's return value means; None if the messages were consumed. Sends the replies in
-    the return value.
+    """Return None if the value that a listener returned means that the messages were consumed; otherwise return the
+    failure. Sends the replies that the returned value contains.
 
     `messages`: the indices, in their task, of the messages with which the listener was called. `call`: the argument of
     the listener call.

@@ -43,13 +43,13 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.records import ContextCode
 
 JOIN_AFTER_S: Final = 0.02
-"""Time in s after which more threads begin to work on a request that is not finished. Each later time, a larger number
-of threads is added."""
+"""Time, in seconds, after which more threads begin to work on a request that is not finished. After each further period
+of this length, twice as many threads as before are added."""
 HANDLER_LEASE_S: Final = 5.0
 """Time in s after which a request is cancelled if its owner (the Pull actor) has made no call."""
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
-"""Upper bound, in s, of the first bucket of the metric of listener calls. Calls up to this duration are counted
-together."""
+"""Listener calls that take at most this time, in s, are counted together. It is the upper bound of the first bucket of
+the metric of listener calls."""
 SETTLE_AFTER_S: Final = 0.05
 """Minimum duration, in s, of a listener call after which the listener's thread checks whether the pool has given up
 waiting for this call. The check takes the pool's lock, so quicker calls skip it."""
@@ -102,7 +102,7 @@ class ConsumePool:
         self._on_done = on_done
         self._async_calls = AsyncCalls()
         self._lock = threading.Lock()
-        """Guards the pool's requests, threads and counts, and the fields of each request except `ended` and
+        """Lock that guards the pool's requests, threads and counts, and the fields of each request except `ended` and
         `failures`."""
         self._wanted = threading.Condition(self._lock)
         """Condition on which the pool's idle threads wait for a request."""
@@ -117,8 +117,8 @@ class ConsumePool:
         """Number of threads that are stuck: their listener call took longer than its timeout and was given up, but has
         not returned."""
         self._in_order: dict[str, ConsumeRequest] = {}
-        """The most recently submitted orderly request of each queue, by the request's `key`. A later request of the
-        queue waits for it."""
+        """The most recently submitted request of each queue whose messages are consumed in order, by the request's
+        `key`. A later request of the same queue waits for this request."""
 
     def submit(self, request: ConsumeRequest) -> None:
         """Start a request, which calls the listener for the messages of a task. An orderly request cancels the earlier
@@ -170,7 +170,7 @@ class ConsumePool:
                 request.lease_until_s = until_s
 
     def look(self) -> float:
-        """Give up listener calls that exceed their timeout, and add threads to requests that take long. Returns the
+        """Give up listener calls that exceed their timeout, and let more threads help with long requests. Returns the
         time in s until the next check is due; infinity if nothing runs."""
         now_s, next_s = time.monotonic(), float("inf")
         with self._lock:
@@ -202,8 +202,8 @@ class ConsumePool:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start a thread if fewer than `threads` threads can make calls. Up to `threads` stuck threads are not counted,
-        so that they are replaced."""
+        """Start a thread if fewer than `threads` threads can make calls. Stuck threads do not count, so they are
+        replaced; at most `threads` of them are replaced."""
         if len(self._workers) - min(self._stuck, self._threads) < self._threads:
             worker = _Worker()
             # At the process's exit no thread starts, and the broker delivers the messages to another listener.
@@ -236,8 +236,8 @@ class ConsumePool:
                 self._end_if_through(request)
 
     def _run(self, worker: _Worker, request: ConsumeRequest) -> None:
-        """Call the listener for one message or batch after another of a request, until the request has no more
-        calls."""
+        """Make the listener calls of a request one after another, until no call of the request is left. A call gets one
+        message or one batch."""
         calls, ended, handler = request.calls, request.ended, self._handler
         plain = not self._hooks and not request.damaged
         begun_s = now_s = time.monotonic()
@@ -283,7 +283,7 @@ class ConsumePool:
         CLIENT_FIGURES.processed(request.topic, self._group, took_s * 1000, 1, ok=ok)
 
     def _count_quick(self, request: ConsumeRequest) -> None:
-        """Count all quick listener calls of a finished request together in the metrics. The caller holds the
+        """Count the quick listener calls of a finished request in the metrics, all in one step. The caller holds the
         lock."""
         quick = len(request.ended) - request.counted
         if quick > 0:
@@ -323,8 +323,8 @@ class ConsumePool:
         return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
 
     def _call(self, request: ConsumeRequest, index: int, worker: _Worker) -> Failure | None:
-        """Make one listener call together with its hooks. If the call stands for a damaged message, it fails without
-        calling the listener."""
+        """Call the listener for the messages at `index` of the request, with the consume hooks before and after the
+        call. A damaged message counts as failed, without a call of the listener or of a hook."""
         call = request.calls[index]
         if isinstance(call, Exception):
             if isinstance(call, BodyUnreadableError):

@@ -45,14 +45,15 @@ class ConsumeRequest:
         self.failures: dict[int, Failure] = {}
         """Failure of each failed call, by the call's index. It is stored before the call is added to `ended`."""
         self.consume_s = 0.0
-        """Total time in s that all threads have spent in listener calls of this request."""
+        """Total time in s that all threads have spent in listener calls for this request."""
         self.counted = 0
         """Number of slow and failed calls, which the metrics count one by one. All other calls belong to the metric's
         first bucket, and are counted together when the request is done."""
         self.counted_s = 0.0
-        """Total time in s of this request's slow and failed listener calls, the calls in `counted`."""
+        """Total time in s of the listener calls that `counted` counts: the slow and failed calls of this
+        request."""
         self.workers = 0
-        """Number of threads that make listener calls of this request now."""
+        """Number of threads that are calling the listener for this request now."""
         self.invited = 0
         """Number of pool threads that will work on this request as soon as they are free."""
         self.cancelled = False
@@ -70,15 +71,15 @@ class ConsumeRequest:
         """The next request for the same queue, which begins when this request has ended; None if no such
         request waits."""
         self.follows: ConsumeRequest | None = None
-        """The earlier request of the same queue: this request begins only after it has ended. None if there is no such
-        request."""
+        """The earlier request of the same queue. This request begins only after the earlier request has ended. None if
+        no earlier request exists."""
         self.traced: TracedCalls | None = None
         """The record of this request's listener calls in the message trace; None without a trace."""
         self._reported = 0
         """Number of this request's listener calls that have ended and were already reported to the Pull actor."""
         self._left: set[int] | None = None
-        """Indices of the calls that were not yet reported as ended. None until the first report that is made before all
-        calls have ended."""
+        """Indices of the calls that were not yet reported as ended. Set by the first report that is made while some
+        calls are still running; None before this report."""
 
     @property
     def message_count(self) -> int:

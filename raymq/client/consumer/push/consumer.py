@@ -137,7 +137,7 @@ class PushConsumer(OfProcess):
     @bounded(batch_max=NumberRange(1, BATCH_MAX_MOST))
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
-        queue. A return value or an exception counts for all messages of a list, unless a `ConsumeLater` names the first
+        queue. A return value or an exception applies to all messages of a list, unless a `ConsumeLater` names the first
         failed message. To answer requests, return a list that has a `raymq.reply(…)` or None for each message. If the
         listener returns a single Reply for several messages, all of them fail."""
         self._listener = ship(listener, takes_batch=True)
@@ -236,7 +236,7 @@ class PushConsumer(OfProcess):
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:
-    """Return the settings of the push-consumer instance with the number `index`. If the settings name the instances,
-    the result contains this instance's own name."""
+    """Return the settings of the push-consumer instance with the number `index`. If `settings` has an instance name,
+    the result has this name with `-INDEX` at its end, so that each instance has its own name."""
     name = settings.instance_name
     return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

@@ -51,8 +51,8 @@ class FeedClient:
         )
 
     def next_tasks(self, epoch: int, got: int) -> TaskBatch:
-        """Return the task batch that follows batch number `got` of `epoch`. Each start of the instance at a Pull actor
-        begins a new epoch. If there are no tasks, returns a batch without tasks after NEXT_WAIT_S."""
+        """Return the task batch that follows batch number `got` of `epoch`. A new epoch begins each time a Pull actor
+        starts to host the instance. If there are no tasks, returns a batch without tasks after NEXT_WAIT_S."""
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
         def over_lane(lane: Lane, left_s: float) -> TaskBatch:

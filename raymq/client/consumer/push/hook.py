@@ -26,8 +26,8 @@ class ConsumeContext:
 
 
 class ConsumeHook(Protocol):
-    """Interface of a consume hook. It is called in the listener's process and thread. An exception of a hook is logged
-    and ignored."""
+    """Interface of a consume hook. The hook's methods are called in the listener's process and thread. An exception of
+    a hook is logged and ignored."""
 
     def before(self, context: ConsumeContext) -> None:
         """Called with the messages just before the listener is called with them."""

@@ -72,8 +72,9 @@ class HostAnswer:
 
 
 class Hosted:
-    """The thread of a Listener's process that makes a Pull actor host the instance. `make_call` creates the hosting
-    request. `keep` is called with a state of the Pull actor that this process must store for it."""
+    """The thread of a Listener's process that makes a Pull actor host the push-consumer instance. `make_call` creates
+    the hosting request. `keep` is called with a state that the Pull actor returns; the Listener's process must store
+    this state for the actor."""
 
     def __init__(
         self,

@@ -127,8 +127,8 @@ class Listener:
         """Lock that guards `_hosted`."""
         self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
-        """The pause state of the push-consumer instance, which the Pull actor stores in this process by calls of
-        `keep`."""
+        """The pause state of the push-consumer instance: True if the user has suspended the instance, and the queues
+        that the user has paused. The Pull actor stores it in the Listener's process by calls of `keep`."""
         self._failure = ""
         """Traceback if the listener could not be loaded; empty otherwise."""
         self._replier: Replier | None = None

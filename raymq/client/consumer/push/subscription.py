@@ -220,8 +220,8 @@ class PushSubscription(OfProcess):
         self._call_all("suspend")
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Continue fetching and delivering messages after `suspend`. With `queues`, continue these queues after
-        `pause`."""
+        """Undo `suspend`: continue fetching and delivering messages. With `queues`, instead undo `pause` for these
+        queues."""
         if queues is None:
             self._call_all("resume")
         else:
@@ -233,8 +233,8 @@ class PushSubscription(OfProcess):
         self._call_all("pause_queues", [self._names.queue(queue) for queue in queues])
 
     def raise_listener_error(self) -> None:
-        """Raise ListenerError with the listener's traceback if the last deliveries failed: a delivery failed, and no
-        later delivery succeeded."""
+        """Raise ListenerError with the listener's traceback if the listener has failed and has not succeeded again
+        since then."""
         for status in self.status():
             if status.last_error:
                 raise ListenerError(

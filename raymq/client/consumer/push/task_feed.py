@@ -39,8 +39,8 @@ report."""
 FEED_IDLE_S: Final = 0.5
 """Maximum time in s that the reporting thread sleeps."""
 AWAKE_S: Final = 0.2
-"""Time in s after each report in which the reporting thread does not sleep long, but checks for new tasks every
-JOIN_AFTER_S. So a new task in this time need not wake the thread."""
+"""Time in s after a report, during which the reporting thread checks for new tasks every JOIN_AFTER_S instead of
+sleeping longer. A task that begins in this time need not wake the thread."""
 FEED_RETRY_S: Final = 0.3
 """Pause in s after a failed call to the Pull actor."""
 FEED_PAUSE_MAX_S: Final = 5.0
@@ -111,12 +111,12 @@ class TaskFeed:
         """For each task, the time of its last report. Before the first report, it is the time at which the task
         started."""
         self._not_begun: list[TaskReport] = []
-        """Reports about tasks that this process received but could not begin. They are not sent yet."""
+        """Reports, not yet sent, about tasks that this process received but could not start."""
 
     def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
-        """Start to take tasks from `feed`. `ready(wait_s)` is called before each request for tasks. It waits up to
-        `wait_s` for a Pull actor that hosts the instance. It returns an empty value if no Pull actor hosts the instance
-        by then."""
+        """Start to take tasks from `feed`. `ready(wait_s)` is called before each request for tasks. It waits for a Pull
+        actor that hosts the push-consumer instance, for at most `wait_s`. Its result is true if such a Pull actor was
+        found in this time."""
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -152,8 +152,8 @@ class TaskFeed:
 
     def _begin_task(self, task: ShippedTask) -> None:
         if task.number in self._requests:
-            # Ignore the task, because it already runs. The Pull actor sends a task again if it receives the same report
-            # of unreadable records twice.
+            # This task already runs. The Pull actor sends a task again if it receives the same report of unreadable
+            # records twice. Ignore the repeated task.
             return
         failure = ""
         try:
@@ -175,8 +175,9 @@ class TaskFeed:
             self._news.set()
 
     def _consume_request(self, task: ShippedTask) -> ConsumeRequest | None:
-        """Create the listener calls of a task. A message gets no call if its tag is not subscribed, but only has the
-        same hash code as a subscribed tag. Returns None if this process cannot read the task's records."""
+        """Create the listener calls of a task. A message gets no call if its tag is not subscribed: the task can
+        contain such messages, because different tags can have the same hash code. Returns None if this process cannot
+        read the task's records."""
         read = self._reader.messages(task)
         if read is None:
             return None
@@ -216,14 +217,14 @@ class TaskFeed:
             return self.epoch, reports
 
     def look(self) -> float:
-        """Give up listener calls that exceed their timeout, and add threads to requests that take long
-        (ConsumePool.look). Returns the time in s until the next check is due."""
+        """Call ConsumePool.look: it gives up listener calls that exceed their timeout, and lets more threads help with
+        long requests. Returns the time in s until the next check is due."""
         next_s = self._pool.look()
         return min(next_s, REPORT_S) if self._requests else next_s
 
     def heard(self) -> None:
-        """Renew the leases of the tasks in this Listener process. The Pull actor has answered, so it still hosts the
-        instance to which the tasks belong."""
+        """Renew the leases of the tasks in this Listener process. Called after each answer of the Pull actor: the
+        answer shows that this actor still hosts the push-consumer instance to which the tasks belong."""
         self._pool.renew_leases()
 
     # The loops of the two threads: the thread that receives tasks, and the thread that reports finished messages

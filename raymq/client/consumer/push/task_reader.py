@@ -54,7 +54,7 @@ class TaskReader:
         """Return the records at the positions `places` of a store's log. Raises DataLossError or OSError if the log's
         files lack one of these records."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
-        # Queue offsets that are unknown are -1.
+        # use -1 for each queue offset if the queue offsets are unknown
         offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
         found = self._reader(log).records_at(positions, sizes, offsets)
         if len(found.starts) < len(positions):

@@ -66,7 +66,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             raise
 
     def _give_back(self, received: Future[list[ReceivedMessage]]) -> None:
-        """Return the messages of a cancelled receive to the broker. Runs in the thread of the receive."""
+        """Give the messages of a cancelled receive back to the broker. Runs in the thread of the receive."""
         try:
             self._engine.change_invisible(received.result(), 0.0, counted=False)
         except RaymqError as error:

@@ -2,8 +2,8 @@
 
 No member of the group owns a queue. The broker leases messages for a limited time to any member that requests some. So
 more consumers than queues share the work, and a slow message delays no other message. A message that is not
-acknowledged in time is delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine
-makes the calls; raymq.client.consumer.simple.async_consumer is the asyncio variant.
+acknowledged in time is delivered again, to any member. Each delivery increases the message's number of attempts.
+raymq.client.consumer.simple.engine makes the calls; raymq.client.consumer.simple.async_consumer is the asyncio variant.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class SimpleConsumer(Closing):
         longer time for work that takes longer, and a shorter time for work that failed. Durable on return.
 
         Returns the messages with their new receipts; the old receipts become invalid. The returned list omits messages
-        that were acknowledged or delivered again. If the argument is a single such message, raises ReceiptExpiredError
-        instead.
+        that were acknowledged or delivered again. If `messages` is not a list but one message, which was acknowledged
+        or delivered again, raises ReceiptExpiredError.
         """
         if isinstance(messages, ReceivedMessage):
             renewed = self._engine.change_invisible([messages], invisible_s)

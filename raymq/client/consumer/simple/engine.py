@@ -78,7 +78,7 @@ class SimpleEngine:
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
         self._started: set[tuple[str, str]] = set()
-        """Pairs of broker and topic for which the group's start position was registered at the broker."""
+        """The brokers at which the group's start position is registered, as pairs of broker and topic."""
         self._turn = secrets.randbelow(1024)
         self._attempts = count()
         self._id = secrets.token_hex(4)
@@ -120,8 +120,8 @@ class SimpleEngine:
     # Methods that answer administrators' queries
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """Return the consumer's state for administrators (raymq.common.members.questions.Answers). A simple consumer
-        holds no queue."""
+        """Return the consumer's state, for an administrator's query (raymq.common.members.questions.Answers). The state
+        lists no queues, because a simple consumer has no queues of its own."""
         with self._lock:
             subscriptions = {topic: one.description for topic, one in self._subscriptions.items()}
         return RunningInfo(
@@ -267,7 +267,7 @@ class SimpleEngine:
     def _take(
         self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int
     ) -> list[ReceivedMessage]:
-        """Return the messages of one leased range that the program receives. Other messages of the range are
+        """From one leased range, return the messages that the program receives. All other messages of the range are
         acknowledged, sent to the dead letters, or left for redelivery."""
         messages = found.messages
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
@@ -275,8 +275,8 @@ class SimpleEngine:
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
         result = received(self.names.shown_messages(messages), receipt)
-        # A message of the retry topic may have had too many attempts although its lease had few. The message's record
-        # also counts the attempts before it was sent to the retry topic.
+        # If the lease is of the retry topic, a message may have had too many attempts although the lease counts only a
+        # few. The message's record also counts the attempts before the message was sent to the retry topic.
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
@@ -428,8 +428,8 @@ def _parts_of(messages: Iterable[ReceivedMessage]) -> list[tuple[Receipt, str]]:
     parts = []
     for own in groups.values():
         receipt = own[0]._receipt
-        # The program has passed all messages of the lease if their number equals the lease's number and no message
-        # occurs twice.
+        # `is_all`: True if the program has passed every message of the lease. `own` then has as many messages as the
+        # lease, and none of them twice.
         is_all = len(own) == receipt.whole == len({id(message) for message in own})
         parts.append((receipt, ALL_OFFSETS if is_all else _bits(receipt, own)))
     return parts

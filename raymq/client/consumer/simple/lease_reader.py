@@ -47,8 +47,8 @@ class LeasedMessages:
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
-    """The records from which `messages` were decoded. Each entry also has the indices of the decoded messages within
-    its records."""
+    """The records from which `messages` were decoded. Each entry has some records, and the indices of the messages that
+    were decoded from these records."""
     end: int = 0
     """The queue offset up to which the leased range was read (exclusive)."""
     size_bytes: int = 0
@@ -149,8 +149,9 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
 def _add(
     found: LeasedMessages, part: LocatedRecords, queue: MessageQueue, wanted: Subscription, given: LeasedRange
 ) -> None:
-    """Decode the records of `part`. Add those messages to `found` that the subscription `wanted` selects and that the
-    leased range `given` includes."""
+    """Decode the records of `part`. Add a message to `found` if the leased range `given` includes its offset and the
+    subscription `wanted` selects the message. A damaged record in the leased range is always added, because its tags
+    are unknown."""
     if not len(part.starts):
         return
     without = int(given.without, 16)

@@ -40,7 +40,8 @@ def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Seq
 
 
 def _columns(batch: list[Message]) -> MessageColumns | None:
-    """Convert the messages of a batch to columns. Later steps of a send do not check messages in columns one by one.
+    """Check the messages of a batch together, and convert them to columns. Later steps of the send then need not check
+    each message.
 
     Returns None if the batch is small, has several topics, or does not fit in one request. Also returns None if a
     message may be too long for a record, or sets a field that `_is_usual` does not accept.
@@ -57,7 +58,9 @@ def _columns(batch: list[Message]) -> MessageColumns | None:
         texts = ByteColumn.of([own_properties(message).encode() for message in batch])
         codes = np.array([tags_code(message.tags) for message in batch], np.int64)
         if texts.sizes.max() > USUAL_PROPERTIES_BYTES:
-            return None  # return None: with long properties, a message may exceed the maximum record size
+            # return None, so that the messages are checked one by one: with long properties, a message may exceed the
+            # maximum record size
+            return None
     cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
     return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
 

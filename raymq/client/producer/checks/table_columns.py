@@ -2,7 +2,8 @@
 values in another layout.
 
 pandas and polars give categories as dictionaries, and other libraries give list views or byte strings of fixed size.
-Such a column is accepted if its values are: `plain_type` is the type of the values, `plain_column` converts a column.
+Such a column is accepted if its values have a type that can be sent. `plain_type` returns the type of the values, and
+`plain_column` converts a column.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _LIST_KINDS: Final = (pa.types.is_list_view, pa.types.is_large_list_view, pa.typ
 
 
 _WITHOUT_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-"""For each Arrow view type, the plain type with the same values. A dictionary of a view type is cast to the plain type,
-because Arrow cannot take rows of a view."""
+"""For each Arrow view type, the plain type with the same values. A dictionary column whose values have a view type is
+converted to the plain type, because Arrow's `take` does not support view types."""
 
 
 def sendable_columns(table: pa.Table) -> pa.Table:
@@ -72,7 +73,7 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """True if a column's values are strings, in any layout that is not a dictionary."""
+    """True if a column's type is one of Arrow's string types. False for a dictionary of strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -123,7 +124,8 @@ _KINDS: Final[dict[str, tuple[Callable[[pa.DataType], Any], str]]] = {
     "properties": (_is_text_map, "map of string to string"),
     "sharding_key": (lambda kind: is_text(kind) or pa.types.is_integer(kind), "string or integer"),
 }
-"""By column name: a check of the plain type of the column's values, and the name of the expected type."""
+"""For each column name: a function that checks the type of the column's values, and the name of the expected
+type."""
 
 
 def _check_columns(schema: pa.Schema) -> None:

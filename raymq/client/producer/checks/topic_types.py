@@ -28,8 +28,8 @@ from raymq.records.kernels.message_columns import MessageColumns
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
 _FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
-"""Types of messages that first wait in a system topic. The store later delivers each message of these types alone to
-its topic's queue."""
+"""Types of messages that first wait in a system topic. The store later delivers each of these messages to its topic's
+queue as a single message, never as part of an inner batch."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -47,7 +47,8 @@ def check_types(
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    # All messages in MessageColumns have the same type: all are delayed, all are half messages, or none is either.
+    # All messages in MessageColumns have the same type: either all are delayed, or all are half messages, or all are
+    # ordinary messages.
     if isinstance(messages, MessageColumns):
         given = {_type_by_queue(destination, stored)}
     else:

@@ -1,11 +1,12 @@
-"""RowPlacement: assigns a queue and a sequence to each row of a repeatable write. It uses only the row and its number.
+"""RowPlacement: assigns a queue and a sequence number to each row of a repeatable write. It uses only the rows, their
+numbers and values that were fixed before the first attempt.
 
     row number, sharding key ──► one of the queues, which were fixed in advance
     deliver time             ──► the queue of rmq_sys_timer in which the row waits, at the same broker
     earlier rows there       ──► the row's sequence
 
-A repeat therefore assigns each row the same queue and sequence, even if the topic has changed between the attempts. The
-reference time for deliver times is fixed in advance, too.
+If the write is repeated, each row therefore gets the same queue and sequence number, even if the topic has changed
+between the attempts. The reference time for deliver times is also fixed before the first attempt.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class RowRange(NamedTuple):
         return self.first_sequence + len(self.messages)
 
     def rows_from(self, sequence: int) -> RowRange | None:
-        """Return the rows of this range from `sequence` on; None if the range has no such rows."""
+        """Return the part of this range from sequence number `sequence` on; None if this part is empty."""
         if sequence <= self.first_sequence:
             return self
         if sequence >= self.end_sequence:
@@ -82,7 +83,7 @@ class RowPlacement:
         numbers = {name: index for index, name in enumerate(self._brokers)}
         self._broker_of = np.array([numbers[queue.broker_name] for queue in queues], np.int64)
         self.rows = 0
-        """Number of rows to which a queue was assigned so far."""
+        """Number of rows that were assigned to a queue so far."""
         self.next_sequences: dict[MessageQueue, int] = {}
         """For each queue that stores rows: the next sequence that no row uses."""
 
@@ -144,8 +145,8 @@ def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, Mes
     """Group messages by number, where `numbers[i]` is the number of message i. The messages of a group keep their
     order. Consecutive messages with equal numbers are not copied."""
     changes = np.flatnonzero(np.diff(numbers)) + 1
-    # The messages follow the order of the rows, and sharding keys scatter adjacent rows. So few adjacent messages have
-    # the same number. Sort the messages by number, so that each group is one range.
+    # The messages follow the order of the rows. Sharding keys scatter adjacent rows over many numbers, so adjacent
+    # messages rarely have the same number. In this case sort the messages by number, so that each group is one range.
     if len(changes) > len(numbers) // 64:
         order = np.argsort(numbers, kind="stable")
         messages, numbers = messages.take(order), numbers[order]
@@ -155,8 +156,8 @@ def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, Mes
 
 
 def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteColumn:
-    """Return the encoded properties of each delayed row: the time at which the row is due, and its queue of
-    `topic`."""
+    """Return the encoded properties of each delayed row: the time at which the row is due, and the queue of `topic` to
+    which it is then delivered."""
     return ByteColumn.of(
         [
             b"%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02"
@@ -170,11 +171,12 @@ def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteCol
 
 
 def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
-    """Check deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead, or is before
-    2001 and not 0.
+    """Check the rows' deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead, or
+    is before 2001 and not 0.
 
-    `fixed`: True if the reference time for deliver times is given. Without it, raises InvalidArgumentError if a time is
-    more than a day ahead, because a repeated write might put the row into another queue.
+    A write chooses the queue of a delayed row by the row's deliver time and a reference time. `fixed`: True if the
+    caller has given the reference time. If not, a repeated write has another reference time, and might put a row that
+    is more than a day ahead into another queue. So for such a row raises InvalidArgumentError.
     """
     times = np.asarray(times_ms.fill_null(0))
     if len(seconds := np.flatnonzero((times != 0) & (times < POINT_IN_TIME_MS.low))):

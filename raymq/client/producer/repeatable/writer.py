@@ -91,10 +91,10 @@ class RepeatableWriter(Closing):
         first_queue: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Create the writer, and query the brokers for the stored sequences of its identity. Raises the errors of
-        `StoredSequences.ask`.
+        """Create the writer, and query the brokers for the sequence numbers that are already stored under its producer
+        identity. Raises the errors of `StoredSequences.ask`.
 
-        `producer` makes producers with the identity. `Client.repeatable_writer` explains the other arguments.
+        `producer` makes producers with this identity. `Client.repeatable_writer` explains the other arguments.
         """
         self.topic = check_user_topic(topic)
         self._queues = _checked_queues(topic, queues)
@@ -105,8 +105,8 @@ class RepeatableWriter(Closing):
         self._timeout_s = self._producer.settings.send_timeout_s
         self._in_flight = _PartsInFlight()
         self._known: dict[MessageQueue, int] = {}
-        """For each queue whose stored sequences were queried, the sequence after the rows that earlier attempts
-        stored."""
+        """For each queue whose stored sequences were queried, the first sequence after the rows that earlier attempts
+        of this write stored."""
         self._left_out = 0
         self._finished = False
         self._broken: BaseException | None = None
@@ -155,8 +155,8 @@ class RepeatableWriter(Closing):
     def finish(self) -> WriteResult:
         """Wait until all rows are stored as durably as the cluster's settings require. Raises the errors of `write`.
 
-        Raises ClientStateError if an earlier attempt stored more rows than this attempt wrote, because the rows of the
-        two attempts differ.
+        Raises ClientStateError if an earlier attempt stored more rows than this attempt wrote: then the two attempts
+        wrote different rows.
         """
         self._check_open()
         try:
@@ -208,7 +208,7 @@ class RepeatableWriter(Closing):
 
     def _continue_after_failure(self) -> None:
         """Continue the write after a failure, if another attempt of the same write has stored some of the failed rows
-        since. Only the other failed rows are sent again. Otherwise raise the failure."""
+        in the meantime. Only the other failed rows are sent again. In all other cases, raise the failure."""
         failure = self._in_flight.settle()
         assert failure is not None
         if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
@@ -277,8 +277,8 @@ class _PartsInFlight:
         self.failed: list[RowRange] = []
 
     def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
-        """Count a row range of the write that is about to be sent. Returns a function; the producer calls it with the
-        outcome of the rows."""
+        """Count `part`, a range of rows that is about to be sent. Returns the function that the producer calls with the
+        outcome of these rows."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)

@@ -161,8 +161,8 @@ class BatchEncoder:
                 )
 
     def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
-        """Return an id for each message. A message that was encoded before keeps its id; each other message gets a new
-        id."""
+        """Return an id for each message. A message keeps its id if an earlier attempt has already encoded it; other
+        messages get new ids."""
         if len(batches) == 1 and batches[0].message_ids:
             return batches[0].message_ids
         ids = self._ids.next_range(count)
@@ -280,8 +280,8 @@ class BatchEncoder:
         sequence: int,
         born_ms: int,
     ) -> tuple[tuple[bytes, bytes, bytes, bytes, bytes], int]:
-        """Return the encoded pieces of a message's record, and the record's size. The message's unique id is `stem`
-        followed by the hexadecimal digits of `number`."""
+        """Encode a message's record. Returns the record as consecutive byte strings, and its total size. The message's
+        unique id is `stem` followed by the hexadecimal digits of `number`."""
         body, sys_flag, own = message.body, shared.sys_flag, b""
         if len(body) >= self._compresses_from:
             body, bits = self._compression.compress_body(body)

@@ -52,7 +52,7 @@ class BrokerFaults:
         self._slow(broker_name, ISOLATED_LATENCY_MS, now_s)
 
     def reachable(self, broker_name: str, now_s: float) -> bool:
-        """Return True unless the broker recently did not answer a request."""
+        """Return False if the broker has recently left a request without an answer, else True."""
         return now_s >= self._unreachable_until_s.get(broker_name, 0.0)
 
     def available(self, broker_name: str, now_s: float) -> bool:

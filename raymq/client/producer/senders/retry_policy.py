@@ -1,7 +1,7 @@
 """The retry policy of producers: what an error means for the messages of an attempt.
 
 RocketMQ's producers try a sync send on up to three brokers, and may store the message on each of them. In raymq a
-message is stored once. Each failure therefore first raises the question: *may this attempt have stored the batch?*
+message is stored once. So after each failure, one question decides: *may this attempt have stored the batch?*
 
     no:  the store refused the batch, or nothing was sent. The messages may be encoded again, with new sequences.
          Messages that asked for no order may go to another broker's queue.
@@ -41,8 +41,8 @@ from raymq.common.errors import (
 )
 
 ANOTHER_BROKER_CODES: Final = frozenset({1, 2, 14, 16, 17})
-"""Error codes after which a sync send of RocketMQ goes to another broker. RocketMQ's codes 204, 205 and 1500 are not
-included, because raymq raises no error with these codes."""
+"""Error codes after which RocketMQ's producer repeats a synchronous send at another broker. RocketMQ's codes 204, 205
+and 1500 are not included, because raymq raises no error with these codes."""
 
 _REFUSALS: Final = (
     NotMasterError,

@@ -1,9 +1,10 @@
 """The units in which a producer sends messages, from the call until the messages have an outcome.
 
-SendRequest   the messages of one call, before they have a queue SendBatch     messages of one queue with one deadline,
-and their Completion: it waits, moves, and may be divided Flight        the batches of one queue that are encoded
-together: each attempt sends the same bytes SingleSend    one message that its caller sends itself, without a batch
-QueueSends    the waiting batches of one queue, its next sequence, and whether batches of the queue are in flight
+SendRequest   the messages of one call, before they have a queue
+SendBatch     messages of one queue with one deadline, and their Completion: it waits, moves, and may be divided
+Flight        the batches of one queue that are encoded together: each attempt sends the same bytes
+SingleSend    one message that its caller sends itself, without a batch
+QueueSends    the waiting batches of one queue, its next sequence, and a flag: a batch of the queue is in flight
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class QueueSends(Struct, eq=False):
     """The state of a producer's sends to one queue that stores messages.
 
     `waiting`: waiting batches, oldest first. `busy`: encoded batches of the queue are in flight, or will be sent again.
-    `next_sequence`: the first sequence that was never used. `layout`: the encoder's cache for the queue. `failure`: the
-    first failure of a message that its caller numbered. After that failure no further numbered message is sent to the
-    queue, so that the sequences have no gap.
+    `next_sequence`: the first sequence number that was never used. `layout`: the encoder's cache for the queue.
+    `failure`: the first failure of a message whose sequence number came from the caller. After that failure no further
+    message with such a number is sent to the queue, so that the sequence numbers have no gap.
     """
 
     queue: MessageQueue
@@ -116,12 +117,13 @@ class QueueSends(Struct, eq=False):
 class SendBatch(Struct, eq=False):
     """Messages of one topic for one queue, `queue`, with one deadline, in the order of the calls.
 
-    `sends`: the state of the queue that stores the messages, which is `queue` or the queue in which delayed messages
-    wait. `completion` has the outcome of the messages, from index `first` on. `divided`: other batches contain further
-    messages of this completion. `movable`: the messages need no order, so they may go to another queue as long as none
-    of them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the monotonic
-    clock. `timeout_s`: the timeout of the call. `cost_bytes`: buffer-pool space that is allocated for the messages, in
-    the pool's `generation`. `message_ids`: empty until the messages are encoded, and never changed afterwards.
+    `sends`: the state of the queue that stores the messages. This is `queue`, or for delayed messages the queue in
+    which they wait. `completion` has the outcome of the messages, from index `first` on. `divided`: other batches
+    contain further messages of this completion. `movable`: the messages need no order, so they may go to another queue
+    as long as none of them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the
+    monotonic clock. `timeout_s`: the timeout of the call. `cost_bytes`: buffer-pool space that is allocated for the
+    messages, in the pool's `generation`. `message_ids`: empty until the messages are encoded, and never changed
+    afterwards.
 
     Further messages may join until `join_until_s`, up to a cost of `limit_bytes` and up to `max_messages` messages. The
     deadline of an open batch is extended by `open_for_s`. `plain`: no message has more than a topic and a body.
@@ -203,7 +205,7 @@ class SingleSend(Struct, eq=False):
     allocated: bool = False
     """True while the message holds space in the buffer pool."""
     record: LoneRecord | None = None
-    """The encoded message; None before the message is encoded. If `record` is set, the message may already have been
+    """The encoded message; None before the message is encoded. Once `record` is set, it is unknown if the message was
     sent and stored."""
 
     def batch(self) -> SendBatch:
@@ -260,9 +262,9 @@ class Flight(Struct, eq=False):
         return self.batches
 
     def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
-        """Divide the store's answer among the batches of this Flight. Returns each batch that has no outcome yet, with
-        its part of the answer. Raises ValueError if the answer covers another number of messages than the Flight sent.
-        """
+        """Divide the store's answer among the batches of this Flight. For each batch that has no outcome yet, returns
+        the batch and the answer for its messages. Raises ValueError if the answer does not cover as many messages as
+        the Flight sent."""
         count = len(self.encoded.message_ids)
         # The store's answer lists each queue offset only if the offsets have gaps; otherwise it gives the first offset,
         # and the messages have consecutive offsets.

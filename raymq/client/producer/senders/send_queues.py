@@ -31,8 +31,8 @@ class SendAttempt(Struct, eq=False):
 
     @property
     def topic(self) -> str:
-        """The topic of the attempt's first Flight (encoded batches). The topic's route gives the master of the broker
-        group."""
+        """The topic of the first Flight (encoded batches) that this request to the store sends. The topic's route gives
+        the master of the broker group."""
         return self.flights[0].topic
 
     @property
@@ -93,7 +93,8 @@ class SendQueues:
         return None if sends is None else sends.waiting[0]
 
     def put(self, batch: SendBatch) -> None:
-        """Append a batch to the waiting batches of its queue. No further message may join the batch before it."""
+        """Append a batch to the waiting batches of its queue. The batch that was last until now is sealed: no further
+        message may join it."""
         sends = batch.sends
         if sends.waiting:
             sends.waiting[-1].limit_bytes = SEALED
@@ -127,8 +128,8 @@ class SendQueues:
         if single.begun:
             sends.busy = False
             self._in_flight -= 1
-            # No signal handler can run between this statement and the statement that clears `busy`, so the two
-            # attributes always agree.
+            # No signal handler can run between the statement that clears `busy` and the statement that clears `begun`.
+            # So `busy` and `begun` always agree.
             single.begun = False
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)

@@ -80,9 +80,11 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.STORED, Event.NOT_SAFE): Stage.STORED,
     (Stage.STORED, Event.NO_ANSWER): Stage.STORED,
     (Stage.STORED, Event.REFUSED): Stage.STORED,
-    # Stored messages whose repeated send is refused are acknowledged, with the status that the store returned last.
+    # A repeated send was refused for good, but its messages are already stored. So the send succeeds at once, with the
+    # status that the store returned last.
     (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    # Stored messages are acknowledged at their deadline, with the status that the store returned last.
+    # If the messages of a send are stored at its deadline, the send succeeds, with the status that the store returned
+    # last.
     (Stage.STORED, Event.TIME_UP): Stage.ENDED,
 }
 """The next stage of messages, for each possible pair of current stage and event."""
@@ -93,9 +95,9 @@ class SendDecision(Struct, eq=False):
 
     `ended`: batches with their outcomes. `leaving`: batches to move to other brokers. If no other broker can accept
     such a batch, the sender calls `SendState.take_back` with it. `acknowledged`: Flights with the store's answers.
-    `divided`: one entry for each batch that was divided in two. It is the generation of the batch's buffer-pool space,
-    which both halves now hold. `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next
-    attempt.
+    `divided`: one entry for each batch that was divided in two. Each entry is the generation of the batch's buffer-pool
+    space, which both halves now hold. `broker_failed`: the broker does not serve at the moment. `pause`: wait before
+    the next attempt.
     """
 
     ended: list[tuple[SendBatch, Outcome]] = []
@@ -138,8 +140,8 @@ class SendState(SendQueues):
             count = 0
             while sends.waiting:
                 batch = sends.waiting[0]
-                # A request's first batch may be larger than the request's limit; otherwise such a batch would never be
-                # sent.
+                # The first batch of a request is taken even if it is larger than the request's limit. Otherwise such a
+                # batch would never be sent.
                 if left_bytes < batch.cost_bytes and (taken or batches):
                     break
                 if oldest is None or batch.waits is not oldest.waits:
@@ -175,8 +177,9 @@ class SendState(SendQueues):
     # Methods that return the sender's next actions after the store answered an attempt, or the attempt failed
 
     def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
-        """Return the sender's next actions after the store answered an attempt. Each Flight (encoded batches) is
-        acknowledged, or sent again until it is as durable as requested."""
+        """Return the sender's next actions after the store answered an attempt. If `settle_status` is set, a Flight
+        (encoded batches) that is not yet as durable as requested is sent again, until its deadline. All other flights
+        are acknowledged."""
         decision = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
@@ -204,14 +207,15 @@ class SendState(SendQueues):
         return decision
 
     def unreachable(self, error: RaymqError, now_s: float) -> SendDecision:
-        """Return the sender's next actions after it could not reach the broker, so that no message was sent."""
+        """Handle the sender's failure to reach the broker: no message was sent. Returns the next actions of the
+        sender."""
         decision = SendDecision(broker_failed=True, pause=True)
         self._waiting_failed(error, now_s, decision)
         return decision
 
     def settle_expired(self, attempt: SendAttempt, now_s: float) -> SendDecision:
-        """Complete the messages of a failed attempt whose deadlines have passed. The sender calls this before it sends
-        the attempt's other messages again."""
+        """End the messages of a failed attempt that have reached their deadlines. The sender calls this method before
+        it sends the other messages of the attempt again."""
         decision = SendDecision()
         if attempt.flights[0].stage is Stage.STORED:
             for flight in list(attempt.flights):
@@ -223,8 +227,8 @@ class SendState(SendQueues):
         return decision
 
     def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
-        """Fail batches with `error` after a bug. Batches that wait or already have an outcome are skipped. Waiting
-        batches of the same queues are still sent."""
+        """After a bug, fail the given batches with `error`, except batches that still wait or already have an outcome.
+        The waiting batches are sent later."""
         decision = SendDecision()
         ending = [batch for batch in batches if batch.stage not in (Stage.ENDED, Stage.QUEUED)]
         queues = {batch.sends for batch in ending}
@@ -283,8 +287,8 @@ class SendState(SendQueues):
     def _repeat(
         self, attempt: SendAttempt, error: RaymqError, event: Event, now_s: float, decision: SendDecision
     ) -> None:
-        """Schedule a failed attempt to be sent again with the same bytes. Messages that still wait to be sent, and that
-        need no order, move to other brokers."""
+        """After a failed attempt, schedule another attempt with the same bytes. Messages that still wait to be sent,
+        and that need no order, move to other brokers."""
         for flight in attempt.flights:
             self._follow(flight, event)
         attempt.error = error
@@ -323,9 +327,9 @@ class SendState(SendQueues):
     def _waiting_failed(
         self, error: RaymqError, now_s: float, decision: SendDecision, *, wait: bool | None = None
     ) -> None:
-        """Decide what follows for waiting messages after the broker failed. Each message fails if its deadline has
-        passed, moves to another broker, or waits again. `wait`: True if the messages may wait again; by default, True
-        if `error` is retryable."""
+        """Handle the failure of a broker for messages that wait. Each message fails if its deadline has passed, moves
+        to another broker, or waits again. `wait`: True if the messages may wait again; by default, True if `error` is
+        retryable."""
         for sends in self._queues.values():
             if sends.waiting:
                 batches = self._end_expired(sends.waiting, now_s, error, decision)
@@ -368,8 +372,8 @@ class SendState(SendQueues):
         """Fail the batches whose deadline has passed, with an error for messages that are not stored. Returns the other
         batches.
 
-        If the caller numbered the first expired batch, all batches fail, because no numbered batch may be stored
-        without the batches before it.
+        If the sequence numbers of the first expired batch come from the caller (`numbered`), all batches fail. Such a
+        batch must not be stored without the batches before it.
         """
         late = [batch for batch in batches if batch.deadline_s <= now_s]
         if late and late[0].numbered:

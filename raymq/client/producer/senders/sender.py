@@ -169,8 +169,8 @@ class Sender:
             else:
                 self._hand_to_thread(flight, error)
         elif flight is not None and not isinstance(error, Exception):
-            # A signal handler interrupted the caller. The batch may be stored, so the sender's thread must send it
-            # again.
+            # A signal handler interrupted the calling thread during its send. The store may have stored the batch, so
+            # the sender's thread must send the batch again.
             self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         else:
             self._abandon([batch], error)
@@ -200,11 +200,11 @@ class Sender:
         return target
 
     def send_single(self, single: SingleSend, target: Target) -> SendResult | Completion:
-        """Send a message for which `begin_single_locked` returned the master, and read the answer. Does the same as
-        `send_at_once` in fewer steps, for a message without special options.
+        """Send a message for which `begin_single_locked` returned the master, and read the answer. This is a faster
+        variant of `send_at_once`, for a message without special options.
 
-        If the attempt succeeds, the method makes no batch. If the attempt fails, the message becomes a SendBatch, which
-        the sender's thread continues to send, and this method returns the batch's Completion. If this method raises
+        If the attempt succeeds, no batch is made. If the attempt fails, the message becomes a SendBatch, which the
+        sender's thread continues to send, and this method returns the batch's Completion. If this method raises
         anything but a RaymqError, the caller must call `interrupted`.
         """
         context, sends, (storage, description) = self._context, single.sends, target
@@ -254,8 +254,8 @@ class Sender:
         self.send_left()
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
-        """Convert a single message to a batch, because sending it in its caller's thread has failed. The sender's
-        thread then sends the batch."""
+        """Convert a single message to a batch, which the sender's thread then sends. Called after the caller's thread
+        has failed to send the message itself."""
         batch = self._as_batch(single)
         if single.record is None:
             self._not_encoded(batch.sends, [batch], error)
@@ -265,8 +265,8 @@ class Sender:
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
-        """Convert a single message to a batch, because the message is stored less durably than requested. The sender's
-        thread sends the batch again."""
+        """Convert a single message, which was stored less durably than requested, to a batch. The sender's thread sends
+        this batch again."""
         assert single.record is not None
         batch = self._as_batch(single)
         flight = Flight.of(batch.sends, [batch], single.record.batch())
@@ -282,8 +282,8 @@ class Sender:
         return single.batch()
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
-        """Process the store's answer for messages that are stored, but less durably than requested. The sender's thread
-        sends them again."""
+        """Process the store's answer that the messages of `flight` are stored, but less durably than requested. The
+        sender's thread sends these messages again."""
         attempt = SendAttempt([flight])
         with self._context.lock:
             decision = self.state.answered(attempt, [result], self._now_s())

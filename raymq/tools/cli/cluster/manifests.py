@@ -26,7 +26,7 @@ def metrics() -> None:
 @command(metrics)
 @click.option("--output", help="Directory on the head node. Default: the directory that Ray's Grafana provider reads.")
 def install(address: str | None, output: str | None) -> CommandResult:
-    """Write the Grafana dashboard on the head node, beside Ray's own dashboards. `raymq up` does this, too.
+    """Write the Grafana dashboard on the head node, into the folder of Ray's own dashboards. `raymq up` does this, too.
 
     Ray creates this folder anew at each start. Example: raymq metrics install
     """

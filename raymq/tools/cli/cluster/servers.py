@@ -93,7 +93,7 @@ NEXT_COMMANDS: Final = (
 
 @command(cli)
 def down(address: str | None, progress: ProgressCallback) -> CommandResult:
-    """Stop raymq, stores last; and Ray, if `raymq up` started it. Messages stay on disk.
+    """Stop raymq. The stores stop last. Also stops Ray if `raymq up` started it. Messages stay on disk.
 
     Example: raymq down
     """
@@ -107,8 +107,8 @@ def down(address: str | None, progress: ProgressCallback) -> CommandResult:
 def status(address: str | None, progress: ProgressCallback) -> CommandResult:
     """Show faults with their remedies, then broker groups, their replicas and stores, and connected consumer groups.
 
-    Exit code 1 if a server does not answer, a broker group has no master, or a master refuses messages. With access on,
-    an ordinary user sees brokers and services; only super users see stores. Example: raymq status --json
+    Exit code 1 if a server does not answer, a broker group has no master, or a master refuses messages. With access
+    control, an ordinary user sees brokers and services; only super users see stores. Example: raymq status --json
     """
     from raymq.client.cluster.local_server import status as ask
 
@@ -194,7 +194,8 @@ def _some(names: list[str], rows: list[list[Any]]) -> list[Table]:
 
 
 def _problems(status: ClusterStatus) -> Shown:
-    """Yield the cluster's faults with their remedies, and a note about the servers that only super users see."""
+    """Yield the cluster's faults with their remedies. If some servers show their state only to super users, also yield
+    a note with the names of these servers."""
     if status.refused:
         yield f"super users see more: {', '.join(status.refused)} do not show this user their state"
     yield from _some(

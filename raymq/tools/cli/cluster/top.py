@@ -124,8 +124,8 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def close(self) -> None:
-        """Stop the thread that reads the brokers' totals. The thread first finishes its running calls to brokers, which
-        have timeouts."""
+        """Stop the thread that reads the message totals of the brokers for `raymq top`. The thread first finishes its
+        running calls to brokers, which have timeouts."""
         self._stopping.set()
         self._thread.join()
         os.close(self.news)

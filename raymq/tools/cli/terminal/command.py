@@ -50,8 +50,8 @@ class CommandResult:
         self.errors, self.failed = errors, failed
 
     def print(self, *, as_json: bool) -> None:
-        """Print the command's output: `value` as JSON or `shown` for people, then the errors. Raises click's Exit if
-        the command has failed."""
+        """Print the command's output: with `as_json`, `value` as JSON, otherwise `shown` for people. Then print the
+        errors. Raises click's Exit if the command has failed."""
         print_value(as_json, self.value, lambda: show(*self.shown))
         for error in self.errors:
             say_error(error)

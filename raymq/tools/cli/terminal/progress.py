@@ -82,7 +82,7 @@ class Counter:
         self.shown = not bar.disable
 
     def expect(self, total: int) -> None:
-        """Set the total number of items, when the command has determined it."""
+        """Set the total number of items for the progress bar, after the command has determined this number."""
         self._bar.update(self._task, total=total)
 
     def advance(self, count: int = 1) -> None:
@@ -91,8 +91,8 @@ class Counter:
 
 
 class RateColumn(ProgressColumn):
-    """Progress column with the number of items per second. While the command runs, it is the recent rate; at the end,
-    it is the rate over the whole time."""
+    """Progress column with the number of items per second. While the command runs, the column shows the recent rate. At
+    the end, the column shows the rate over the whole time."""
 
     def render(self, task: Task) -> Text:
         """Return the progress bar's rate as text; empty while the rate is unknown."""

@@ -1,7 +1,7 @@
 """`raymq config` and `raymq kv`: commands that show and change settings while raymq runs.
 
-`raymq config` manages the settings of broker groups. `raymq kv` manages the NameServers' KV configuration. It has
-values, by namespace and key, that programs share.
+`raymq config` manages the settings of broker groups. `raymq kv` manages the NameServers' KV configuration: values that
+programs share, by namespace and key.
 """
 
 from __future__ import annotations

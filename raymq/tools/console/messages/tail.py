@@ -66,8 +66,8 @@ class Viewer:
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
-        """Buffer the messages of one read of the topic that the viewer of this live tail wants to see. If too many
-        messages are buffered, the oldest are dropped."""
+        """Buffer the messages of `batch` that the viewer of this live tail wants to see. `batch`: the messages that one
+        read of the topic returned. If too many messages are buffered, the oldest are dropped."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped
         while len(self._waiting) > TAIL_WAITING_MAX:
@@ -147,7 +147,7 @@ class Tails:
 
     @property
     def viewers(self) -> int:
-        """The number of viewers of all live tails together."""
+        """The total number of viewers, over all live tails."""
         return sum(len(reader.viewers) for reader in self._readers.values())
 
     def open(self, topic: str, wants: Wants) -> Viewer:

@@ -21,7 +21,8 @@ from raymq.tools.console.web.lists import GroupRow
 
 LAGGING_GROUPS_SHOWN: Final = 5
 HEALTH_KEPT_S: Final = 1.0
-"""Maximum age, in seconds, of the cluster's state on the overview. An older answer may miss a server that has died."""
+"""Maximum age, in seconds, of the cached cluster state that the overview shows. An older state may miss that a server
+has died."""
 
 
 async def overview(request: Request) -> Response:

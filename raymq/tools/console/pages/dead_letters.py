@@ -73,7 +73,8 @@ async def as_json(request: Request) -> Response:
 
 
 async def start(request: Request) -> Response:
-    """Start a replay of all dead letters of a group, or of the selected ones, and show its progress."""
+    """Start a replay of a group's dead letters, either of all letters or of the selected letters. Show the progress of
+    the replay."""
     group = request.path_params["group"]
     back, progress = (f"/groups/{segment(group)}/dead-letters{more}" for more in ("", "/replay"))
     arguments: dict[str, Any] = {"group": group}

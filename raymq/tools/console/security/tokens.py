@@ -47,7 +47,7 @@ def ray_token_check(token_file: Path | None = None) -> Callable[[str], bool]:
     """Return a function that checks, as Ray does, whether a text is the cluster's token.
 
     Ray has no public function for this check. If Ray's private function no longer exists, the text is compared with the
-    token in `token_file`. If no file is given either, no user is an admin.
+    token in `token_file`. If no file is given either, the check rejects every text, so nobody can log in as an admin.
     """
     try:
         from ray._private.authentication.authentication_utils import validate_request_token

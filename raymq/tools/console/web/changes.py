@@ -137,7 +137,8 @@ async def audited(
 
 async def write_audit(request: Request, action: str, arguments: Mapping[str, Any], outcome: str) -> None:
     """Write a change into the audit log, whether the change succeeded or failed. If the cluster does not store the
-    entry, no error is raised. The console then logs the entry, and the user's next page shows a notice."""
+    entry, no error is raised. Instead the console writes the entry into its own log, and shows a notice on the next
+    page that the user opens."""
     console, user = console_of(request), user_of(request)
     entry = AuditEntry(
         time.time_ns() // 1_000_000,

@@ -101,8 +101,8 @@ def list_groups(admin: Admin) -> Listing[GroupRow]:
 def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
     """Sample the counters of the whole cluster at time `now_ms` (ms since 1970).
 
-    Raises ServiceNotAvailableError if a broker does not answer. A sum without that broker would be too small, as if a
-    server had restarted.
+    Raises ServiceNotAvailableError if a broker does not answer. A sum without this broker would be smaller than the
+    last sum, and the console would take it for a restart of a server.
     """
     answers, missing = broker_readings(admin, with_pairs=False)
     if missing:
@@ -121,8 +121,8 @@ def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
 
 
 def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReading]]:
-    """Group the brokers' readings by topic, sorted by topic. A topic has one reading for each broker group that has the
-    topic."""
+    """Group the figures that the brokers report about topics by topic, sorted by topic. A topic has one TopicReading
+    for each broker group that has the topic."""
     found: dict[str, list[TopicReading]] = {}
     for answer in answers:
         for topic, reading in answer.topics.items():

@@ -69,8 +69,9 @@ def _collect_group(client: Client, name: str, members: int, reserved_ms: int) ->
 def group_facts(
     summary: GroupSummary, attributes: Mapping[str, TopicAttributes], members: int, reserved_ms: int
 ) -> GroupFacts:
-    """Return the facts about a consumer group. Topics with compaction are left out, because compaction deletes only
-    superseded messages."""
+    """Return the facts about a consumer group. The longest lag in time and the number of lost messages are computed
+    without topics with compaction. In such a topic, unread messages that were deleted are no loss, because compaction
+    deletes only superseded messages."""
     compacted = {topic for topic, values in attributes.items() if values.is_compacted}
     kept = [entry for entry in summary.queues if entry.queue.topic not in compacted]
     slowest = max(

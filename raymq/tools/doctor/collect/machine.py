@@ -114,7 +114,8 @@ def _locks(root: Path) -> dict[str, int]:
     """Return the locked store directories below `root`, each with the pid of the process that holds the lock of its
     file `lock`.
 
-    The locks are read from the kernel's list. An attempt to take a lock could prevent a store from opening.
+    The locks are read from the kernel's list. It would be wrong to test a lock by taking it: a store could not open
+    while this process held the lock.
     """
     stores = {path.stat().st_ino: path.parent.name for path in root.glob("*/lock")}
     held: dict[str, int] = {}
@@ -156,7 +157,8 @@ def _knows_fiemap(descriptor: int) -> bool | None:
 
 SERVER_PACKAGES: Final = ("storage", "actors", "placement")
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
-"""The longest relative path of a socket below Ray's temporary directory, for a process id of seven digits."""
+"""The path of the socket with the longest name, relative to Ray's temporary directory, for a process id of seven
+digits."""
 
 
 def collect_machine(

@@ -129,8 +129,8 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
         answer: NodeAnswer = resolve(reference, f"the task on {about.ip}", SERVER_TIMEOUT_S)
     except (RaymqError, ray.exceptions.RayError) as error:
         return replace(about, error=str(error).splitlines()[0])
-    # The node's task started after it was submitted, and ended before its result was received. These two times give the
-    # bounds of the clock difference.
+    # The task ran on the node after this process submitted it, and before this process received the result. So the
+    # times on both clocks bound the difference between the node's clock and this clock.
     least, most = answer.ended_ms - received_ms, answer.started_ms - begun_ms
     return replace(
         about,
@@ -143,8 +143,8 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
 
 
 def _against_head(nodes: list[NodeFacts]) -> list[NodeFacts]:
-    """Convert the clock differences in the facts of all nodes: make them relative to the head node's clock instead of
-    this process's clock."""
+    """Convert the clock differences of all nodes, which are relative to this process's clock, to differences from the
+    head node's clock."""
     head = next((node for node in nodes if node.is_head and node.skew_ms is not None), None)
     if head is None:
         return [replace(node, skew_ms=None) for node in nodes]

@@ -56,9 +56,9 @@ MINUTE = Windows(60, 60, 10)
 
 
 class Stream:
-    """A stream of files that stand for messages, and the counts that a streaming query over the files sends.
+    """A streaming query that reads files instead of messages, and the counts that the query sends.
 
-    Each row of a file is (seconds after noon, tag, keys).
+    Each row of a file stands for a message: (seconds after noon, tag, keys).
     """
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:

@@ -279,7 +279,7 @@ def test_columns_have_the_names_of_sparks_kafka_source_where_they_are_the_same()
     assert set(SPARK_SCHEMA.names) & KAFKA_COLUMNS == {"topic"}
 
 
-# The test below must be the last test of this module, because it deletes the oldest messages of the store.
+# The next test must stay the last test of this module, because it deletes the oldest messages of the store.
 
 
 def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_and_named(

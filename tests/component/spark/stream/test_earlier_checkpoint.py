@@ -15,8 +15,9 @@ CHECKPOINT = Path(__file__).resolve().parents[3] / "fixtures/raymq-before-wings/
 
 
 def test_a_query_continues_from_a_checkpoint_of_an_earlier_version(spark: SparkSession, tmp_path: Path) -> None:
-    """A query continues after the last batch of an older raymq's checkpoint. The checkpoint covers batches 0 to 2: all
-    messages that this test writes before the query starts."""
+    """A streaming query continues from a checkpoint that an older raymq has written. The checkpoint covers batches 0 to
+    2, which contain all messages that exist when the query starts. So the query reads only messages that are added
+    later."""
     shutil.copytree(CHECKPOINT, tmp_path / "checkpoint")
     topics, batches = FakeTopics({A0: (3, 250), A1: (0, 40), B0: (0, 0)}), Batches()
     before = topics.messages

@@ -264,7 +264,7 @@ def test_spark_is_asked_to_read_a_part_where_it_is(spark: SparkSession) -> None:
     assert end is not None
     frame = BatchFrames(spark, read, SCHEMA).frame(*source.batch(None, end))
     rdd = frame.queryExecution().logical().rdd()
-    # Get the preferred hosts of each partition from Spark's scheduler. It also finds the hosts that a parent RDD
-    # declares, through narrow dependencies.
+    # Ask Spark's scheduler for the preferred hosts of each partition. If a parent RDD has declared the hosts, the
+    # scheduler finds them through the narrow dependencies.
     hosts = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, index).mkString(",") for index in range(2)]
     assert hosts == ["10.0.0.1", "10.0.0.2,10.0.0.3"]

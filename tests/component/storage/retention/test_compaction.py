@@ -128,8 +128,8 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
 
 @pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
 def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
-    """A record of the compacted log is damaged so that it names another queue or offset. The store returns it as
-    damaged, because the compacted log's entry (unit) for the record holds the right place."""
+    """If damage makes a record of the compacted log name another queue or offset, the store returns the record as
+    damaged. The compacted log's entry (unit) for the record has the right queue and offset."""
     it = Compacted(root)
     it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
     it.compact()

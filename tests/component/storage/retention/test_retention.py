@@ -351,8 +351,8 @@ def test_a_recreated_topic_without_records_keeps_its_offsets(root):
 
 
 def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
-    """Retention deletes the first index files while the index thread still checks all index files after the store was
-    opened. Queries and appends work afterwards."""
+    """After a store was opened, the index thread checks all index files. If retention deletes the first index files
+    during this check, queries and appends still work afterwards."""
     store = filled_store(root, max_index_num=100)
     assert store.queries.by_key("orders", "none").complete
     store.close()

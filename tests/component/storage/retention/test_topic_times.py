@@ -177,9 +177,9 @@ def test_a_file_that_rocketmq_cannot_have_written_sets_no_topics_time(text):
 
 @pytest.mark.parametrize("kind", [*FIELDS, "old time", "new time"])
 def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
-    """One record of a queue is damaged, at each offset in turn. Retention searches for the first message that is
-    younger than the topic's reserved time, and reads some of the damaged records. It treats no younger message as old.
-    """
+    """A damaged record does not make retention treat a young message as old. Retention searches for the first message
+    that is younger than the topic's reserved time, and may read a damaged record on the way. The test damages one
+    record of a queue, at each offset in turn."""
     store = filled(root, clock, 90)
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     expected = 90 - 31
@@ -196,16 +196,16 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
                 file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
                 file.write(stored_ms.to_bytes(8))
         found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
-        # If a damaged store time looks new, the search for the first young message may stop at the damaged record. Then
-        # all messages from this record on count as young.
+        # A damaged store time may look newer than the reserved time. The search for the first young message may then
+        # stop at this record, and treat all messages from there on as young.
         if kind == "new time":
             assert found in (min(offset, expected), expected)
         # If the header of the last message that is old enough to be deleted is damaged, its store time is unknown. The
         # store may then keep this message.
         elif offset == expected - 1:
             assert found in (offset, expected)
-        # The damaged record is the first young message. Its store time is unknown, so retention may delete it with the
-        # old messages.
+        # The damaged record is the first record that is too young to be deleted. Its store time is unknown, so
+        # retention may delete it together with the old records.
         elif offset == expected:
             assert found in (expected, expected + 1)
         else:

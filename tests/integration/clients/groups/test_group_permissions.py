@@ -1,6 +1,6 @@
 """Tests of running consumers of all kinds while an administrator withdraws and restores their group's permission.
 
-The module also tests other changes by administrators that consumers notice only in a cluster.
+The module also tests other changes that an administrator makes and that affect consumers only in a cluster.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_pull_and_push_consumers_stop_and_continue_within_seconds(
         assert "forbidden to read" in refusal or "consume_enable is off" in refusal
         eventually(lambda: _states(running) == {"forbidden"}, "the push consumer's stop", SOON_S)
         assert "group allow" in _trouble(running) or "consume_enable is off" in _trouble(running)
-        send(mq, topic, b"3", b"4")  # No consumer of the forbidden group may read these messages.
+        send(mq, topic, b"3", b"4")  # send two messages that no consumer of the forbidden group may read
         with pytest.raises(raymq.NoPermissionError):
             pulling.poll(timeout_s=1.0)
         assert sorted(notes.lines()) == ["1", "2"]
@@ -92,8 +92,8 @@ def _refusal(consumer: raymq.PullConsumer, bodies: list[bytes]) -> str:
 
 
 def _states(running: Any) -> set[str]:
-    """Return the states of the push consumer's queues, without the queues of the group's retry topic, which is still
-    read if a topic is forbidden."""
+    """Return the states of the queues that the push consumer reads. The queues of the group's retry topic are left out,
+    because the consumer still reads them while a topic is forbidden."""
     return {q.state for one in running.status() for q in one.queues if not q.queue.topic.startswith("%RETRY%")}
 
 

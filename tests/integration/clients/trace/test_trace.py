@@ -66,7 +66,8 @@ def test_sends_of_every_kind_are_traced(mq: raymq.Client, traced: raymq.Client, 
     [pub] = found[alone[1].message_id].sends
     assert (pub.tags, pub.keys, pub.body_length, pub.success) == ("paid", "o-1", 1, True)
     assert found[later.message_id].sends[0].message_type is TracedType.DELAY
-    # A trace message can be found by the key of the user message that it describes, as in RocketMQ.
+    # A trace message has the keys of the user's message that it describes, so a query by key finds the trace message.
+    # RocketMQ does the same.
     texts = [message.body.decode() for message in mq.admin.query_by_key(TRACE_TOPIC, "o-2")]
     assert alone[2].message_id in {record.message_id for text in texts for record in decode_records(text).records}
     # The statistics count only the user's messages, because trace messages are not traced.

@@ -80,7 +80,7 @@ def given_to_ray() -> list[tuple[str, ast.expr]]:
 
 
 def named_actors(maker: str) -> list[type]:
-    """Return the classes of the actors that the code creates with the function `maker`."""
+    """Return the classes of the actors that raymq's code creates by a call of the function `maker`."""
     return [
         getattr(import_module(module), ast.unparse(given.args[0]))
         for module, given in given_to_ray()
@@ -133,7 +133,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
 
 @pytest.fixture
 def scene() -> Any:
-    """Return an authenticating NameServer, set up as in the process of its actor."""
+    """Return a NameServer that authenticates its calls, as the actor's class creates it in the actor's process."""
     return opened(NameServerDouble, NameServerDouble())
 
 
@@ -198,7 +198,8 @@ def test_a_replayed_signed_call_is_refused(scene):
         scene.signed_topic_route(*heard)
     other = signed(ALICE, "topic_route", "orders")
     with pytest.raises(AuthenticationError):
-        scene.signed_topics(*other)  # a signature for topic_route is not valid for another method
+        # the signature was made for the method topic_route, so the method topics refuses it
+        scene.signed_topics(*other)
     assert len(scene._real.calls) == 1
 
 
@@ -309,7 +310,7 @@ class StorageDouble:
         """Create the fake storage actor. `name` is ignored."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Return results in which every fetch request has got the same message."""
+        """Return one result for each fetch request. All results contain the same message."""
         return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
 
     def describe(self) -> StorageDescription:

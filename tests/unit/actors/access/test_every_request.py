@@ -202,8 +202,8 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
         assert server._authentication.authorizer.key_of(who.user) != who.key
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))
-    # Combine ADMIN's signatures with wrong calls. The first signature was made for other arguments of the called
-    # method. The second signature was made for another method with the same arguments.
+    # Send a valid signature of ADMIN with a call for which it was not made. The first signature was made for other
+    # arguments, the second for another method.
     signature, _ = signed(ADMIN, request_.method, "other")
     other, payload = signed(ADMIN, "other", *request_.arguments)
     for pair in ((signature, payload), (other, payload)):
@@ -215,7 +215,7 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
 @with_every_request
 def test_without_permission_a_request_is_refused(request_: Request) -> None:
     if not (request_.needs or request_.for_servers):
-        # This request needs no permission, because its reply is filtered for the user or contains no names.
+        # This request needs no permission. Its reply contains no names, or only the names that the user may see.
         request_.by_call(request_.server(), BOB)
         return
     server = request_.server()

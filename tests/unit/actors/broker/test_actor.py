@@ -67,8 +67,8 @@ def test_the_actor_has_the_methods_that_others_call_and_no_more():
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """Return a broker with real threads and tasks that all raise `fails`. The broker's threads end after ROUNDS
-    pauses."""
+    """Return a broker with real threads. Each task of the broker raises the error `fails`. The broker's threads end
+    after ROUNDS pauses."""
     for pause in ("NOT_READY_INTERVAL_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
@@ -139,8 +139,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 
 
 def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypatch):
-    """The search for the next master does not wait for the move of the state log to the previous master. In this test,
-    the move ends only after the next master is found."""
+    """A broker finds the next master even while it still moves its state log to the previous master. In this test, the
+    move ends only after the next master is found."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)

@@ -76,7 +76,8 @@ class Log:
 
 
 class World:
-    """A broker's metrics, computed from a broker state, a store and client connections that a test sets."""
+    """A broker's state, store and client connections, which a test sets, and the broker's metrics that result from
+    them."""
 
     def __init__(self) -> None:
         self.state, self.store = BrokerState(), Store()

@@ -37,7 +37,7 @@ BORN: tuple[str, int] = ("10.0.0.1", 0)
 
 class Storage:
     """Fake client of a storage actor on the broker's node. `appended`: batches that were sent through this client, not
-    directly by the lane's thread."""
+    directly by the thread of the lane (direct socket connection)."""
 
     name = "storage-broker-a-0"
 

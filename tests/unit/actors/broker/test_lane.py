@@ -227,8 +227,8 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
         "orders": {0: QueueOffset(3)},
         "bills": {0: QueueOffset(10)},
     }
-    # The generation 0 in the query for start offsets means that the client is no group member. The broker stores no
-    # start offset as committed for such a client.
+    # The query for start offsets had the generation 0, which means that the client is no group member. The broker
+    # answers such a client, but does not store the start offsets as committed.
     assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}
     assert len(broker.send.writes) == written + 2
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}

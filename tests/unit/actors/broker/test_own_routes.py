@@ -1,4 +1,4 @@
-"""Tests of the routes that a broker uses for its own internal producers."""
+"""Tests of the topic routes that the producers inside a broker actor use."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_topics_and_groups_are_read_in_few_calls():
         "idle": TopicReading(0, 0, 4, 6, 40, 2.0, 200.0),
     }
     assert len(found.groups) == 50
-    # The delay is None because the oldest unread message is deleted, so its store time is unknown.
+    # The group's delay is None: its oldest unread message is deleted, so the message's store time is unknown.
     assert found.groups["g3", "orders"] == GroupReading(17, 0 + 6 + 10 + 10, None)
     assert found.left_out == 0
     assert store.calls == ["statistics", "bounds", "times 50"]
@@ -90,7 +90,7 @@ def test_totals_of_a_group_include_all_topics_and_waiting_retries():
     state.topics |= {name: SimpleNamespace(read_queue_nums=1, perm=6) for name in (retry_topic("g1"), dlq_topic("g1"))}
     found = take_readings(state, Store(), {("g1", "orders"): 17, ("g1", retry_topic("g1")): 3}, stats)  # type: ignore[arg-type]  # a stand-in
     assert found.group_totals == {
-        # group g0 has committed offsets only in its retry topic
+        # group g0 has committed no offsets in its topics, only in its retry topic
         "g0": GroupTotals(0, 26, None, 9 + 10 + 10 + 10, 0, True),
         "g1": GroupTotals(20, 26, None, 10, 10, False),
         "g2": GroupTotals(0, 26, None, 0, 0, True),

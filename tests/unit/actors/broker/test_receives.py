@@ -37,7 +37,7 @@ LONG_S = 30.0
 
 
 class Ends:
-    """Fake source of the end offsets of queues. It reports an end offset when it is asked, or when the offset
+    """Fake source of the end offsets of queues. It reports an end offset on request, or when the offset
     changes."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Ends:
 
 
 class Broker:
-    """A broker that has only the methods of receive calls, on a store that keeps state records."""
+    """A fake broker that offers only the calls of a POP receive. Its store keeps state records."""
 
     def __init__(self, ends: Any = None) -> None:
         self.ends = ends or Ends()

@@ -217,7 +217,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class CallGate:
-    """Callable that blocks every caller until the test opens it."""
+    """A function object whose calls block until the test opens the gate."""
 
     def __init__(self) -> None:
         self._entered, self._opened = threading.Event(), threading.Event()
@@ -287,15 +287,15 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
 
 
 def test_a_change_during_a_move_is_decided_on_the_new_masters_state(scene: Scene, threads: ThreadPoolExecutor) -> None:
-    """A change of a broker's state that is submitted while the master moves waits until the new master's records have
-    been read. Otherwise the state computed from these records would overwrite the change."""
+    """If a broker's state is changed while the master moves, the change waits until the broker has read the new
+    master's records. Otherwise the state computed from these records would overwrite the change."""
     scene.make_group("before")
     sending, reading = CallGate(), CallGate()
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # Submit a second change while the first is being written. The second change was computed from the old state, and is
-    # stored only after the write of the first change has ended.
+    # Submit a second change while the first change is being written. The second change was computed from the state
+    # before the first change, and must be stored only after the first write has ended.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -430,8 +430,8 @@ def test_retention_on_a_copy_keeps_records_that_its_snapshots_lack(scene: Scene)
     scene.second.broken = set()
     scene.make_group("b")
     scene.log.snapshot()
-    # The second store has a snapshot file without its .bak copy. Retention in this store therefore keeps all state
-    # records.
+    # The second store has a first snapshot, but no previous one (no .bak copies), so no file yet limits its retention:
+    # it keeps all state records.
     assert HOLDS_FILE not in scene.second.files
     position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
     scene.make_group("c")
@@ -519,8 +519,8 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """Return the state log's direct path to the first store, after a first change. The state log sends its changes over
-    this path only after a change was made."""
+    """Make a first change, and return the direct path over which the state log sends later changes to the first store.
+    The state log begins to use this path only after a first change."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -671,7 +671,7 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Submit state changes while the broker stores a mark record. A mark record changes no state; it shows that the
+    """Submit state changes while the broker stores a marker record. A marker record changes no state; it shows that the
     broker has read all earlier records. Returns the futures of the changes."""
     gate = CallGate()
     scene.send.before = gate
@@ -743,8 +743,9 @@ def test_close_finishes_waiting_changes_and_refuses_new_changes(scene: Scene) ->
 
 
 def test_a_mark_that_the_store_refuses_for_good_fails_the_changes_that_need_it(scene: Scene) -> None:
-    """If the store refuses a mark record, the changes that need it fail. A broker that has just read its state must
-    store a mark record before the next change, to be sure that it has read all earlier records."""
+    """If the store refuses a marker record, the changes that need this record fail. A marker record changes nothing. A
+    broker that has just read its state must store one before the next change. The marker then shows that the broker has
+    read all earlier records."""
     scene.send.refused[b"mark"] = ClientStateError("fenced")
     futures = [scene.log.submit(group(name)) for name in ("g", "h")]
     assert {type(future.exception(WAIT_S)) for future in futures} == {ClientStateError}

@@ -1,5 +1,5 @@
-"""Tests of requests that a broker passes to clients, whose threads poll the broker for requests. The requests are sent,
-answered, refused, late or ended."""
+"""Tests of requests that a broker passes to clients, whose threads poll the broker for requests. A client may answer a
+request, refuse it, answer too late, or end before it answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Held:
 
 
 class Broker(QuestionMethods):
-    """Fake broker whose lane is a local event loop. Clients reach the broker through this class."""
+    """Fake broker to which clients send queries. An event loop in this process replaces the event loop of the broker's
+    lane (direct socket connection)."""
 
     def __init__(self) -> None:
         self.loop = Loop("questions")

@@ -163,7 +163,8 @@ class Scene:
         return feed
 
     def call(self, feed: ListenerFeed | None = None) -> None:
-        """Make the call with which a Listener shows its Pull actor every few seconds that its process runs."""
+        """Make the call that a Listener makes to its Pull actor every few seconds, to show that the Listener's process
+        runs."""
         feed, process = feed or self.feed, self.handle.process
         keep = feed.heard(
             HandleRef("pull-billing-0", self.handle, None), process.life, self.handle.loaded, process.kept
@@ -262,7 +263,7 @@ def test_after_a_listener_death_only_unfinished_messages_are_redelivered(scenes,
         heard.append(number)
         if number == 5 and heard.count(5) == 1:
             gate.set()
-            # in the first incarnation of the listener's process, the listener call for message 5 never returns
+            # The first listener process never finishes its call for message 5. The process that replaces it does.
             threading.Event().wait(WAIT_S)
 
     scene = scenes(handle, orderly=orderly, threads=1)
@@ -410,7 +411,7 @@ def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
     """If a listener reports that it cannot read records in the store's files, the feed sends it these records as bytes.
-    The feed does this also if the listener repeats the report, within or after BYTES_FOR_S."""
+    A repeated report has the same result, even after the time BYTES_FOR_S for which the feed sends bytes."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
@@ -465,8 +466,8 @@ def test_a_failed_message_in_mapped_files_is_sent_back(scenes, tmp_path):
 
 
 class PullRef:
-    """Fake reference to a Pull actor. The actor's description contains a lane address, which `change` computes from the
-    real address and the number of calls so far."""
+    """Fake reference to a Pull actor. The actor's description contains the address of its lane (direct socket
+    connection). `change` computes this address from the real address and the number of calls so far."""
 
     def __init__(self, thread: FeedThread, change: Callable[[LaneAddress, int], LaneAddress]) -> None:
         self.thread, self.change = thread, change
@@ -541,8 +542,8 @@ def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion
 def test_the_fetching_thread_delivers_messages_to_a_waiting_listener(scenes):
     scene, woken = scenes(lambda message: None), []
     eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
-    # Close the tasks connection, so that the listener's process sends no further request for tasks. The test then sends
-    # such a request itself.
+    # Close the connection over which the listener's process requests tasks, so that it sends no further request. The
+    # test then sends such a request itself.
     scene.handle.process.tasks.close()
     answers: list[tuple[int, threading.Thread]] = []
 

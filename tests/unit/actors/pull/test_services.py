@@ -1,5 +1,5 @@
-"""Tests that one Fetcher reads for all consumer instances of a Pull actor, and keeps the queues of each instance
-separate."""
+"""Tests of the Fetcher that all consumer instances of a Pull actor share. One Fetcher reads for all instances, but
+keeps the queues of each instance separate."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_an_open_store_applies_live_settings(tmp_path: Path):
         store.follow_settings()
         assert store.gate.timeout_s == 1.234
         assert store.transactions._rules.check_max == 3
-        # `deleted_young` returns None if the setting clean_file_forcibly_enable is off; here the setting is on
+        # The result is a list only if the setting clean_file_forcibly_enable is on. If it is off, `deleted_young`
+        # returns None.
         assert store.cleaner.deleted_young() == []
         store.cleaner.run_once(datetime.now())
         with store.polls.waiting([("orders", 0)]), pytest.raises(SystemBusyError, match="fetch_waiters_max"):

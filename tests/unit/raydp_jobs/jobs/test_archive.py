@@ -225,8 +225,8 @@ class KillAt:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
             self.made += 1
-            # the numbers are compared before the call, because a mkdir that calls itself for the parent increases
-            # `made`
+            # compare `made` with `step` before the call: a mkdir that calls itself for the parent directory increases
+            # `made` during the call
             is_last = self.made == self.step
             if is_last and self.before:
                 raise Killed

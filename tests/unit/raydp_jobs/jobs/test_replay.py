@@ -28,7 +28,7 @@ RANGES = [OffsetRange("orders", "broker-a", 3, 0, 60), OffsetRange("orders", "br
 
 
 def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
-    """Write archive files of the given offset ranges, as a run of the archive job writes them."""
+    """Write archive files of the given offset ranges, in the form in which the archive job writes them."""
     folder.mkdir(exist_ok=True)
     for item in ranges:
         write_range(item, messages_of(item), folder)
@@ -139,8 +139,8 @@ def test_a_run_that_failed_is_gone_on_with(tmp_path: Path, fails_at: int) -> Non
 
 
 def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None:
-    """If an archive has grown, a second replay sends only its new rows. The archive gained a queue whose name sorts
-    before the old queues, and more files in the old queues."""
+    """After a first replay, the archive gets a queue whose name sorts before the old queues, and more files in the old
+    queues. A second replay sends only the new rows."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES)
     replay(cluster, folder)
     more = [OffsetRange("orders", "broker-a", 3, 60, 70), OffsetRange("orders", "aaa", 0, 0, 5)]
@@ -151,7 +151,7 @@ def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None
 
 def test_an_archive_with_deleted_oldest_files_is_sent_completely(tmp_path: Path) -> None:
     """If the oldest files of an archive were deleted, a replay sends all remaining rows again. The deletion changes the
-    row numbers, so a continued replay would skip rows that were never sent."""
+    numbers of the remaining rows. So a replay that continued at a row number would skip rows that were never sent."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES[:1])
     replay(cluster, folder)
     next(folder.glob("day=2026-03-01/*.parquet")).unlink()
@@ -330,7 +330,7 @@ def test_an_illegal_rate_is_refused(rate: Any) -> None:
         Pace(rate)
 
 
-# Tests of the rate at which a replay sends rows, measured on a clock that only pauses advance
+# Tests of the rate at which a replay sends rows. The fake clock advances only during pauses.
 
 
 class Clock:

@@ -28,7 +28,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def test_the_default_levels_are_rocketmqs():
-    """Golden fact 19: the default delay levels."""
+    """Golden fact 19 of spec/storage.md: the default delay levels."""
     seconds = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     assert tuple(1000 * value for value in seconds) == DELAY_LEVELS_MS
 

@@ -63,7 +63,7 @@ def test_the_tree_at_the_top_of_the_module_is_the_tree():
         if words and words[0].endswith("Error") and len(words) > 1 and words[1].isdigit():
             drawn[words[0]] = (int(words[1]), "retryable:" in words)
     actual = {kind.__name__: (kind.code, kind.retryable) for kind in CLASSES if kind is not RaymqError}
-    # The drawing of the error classes marks only the parent class as retryable, and its subclasses inherit this flag.
+    # In the drawing of the error classes, only a parent class is marked as retryable. Its subclasses inherit the flag.
     assert {name: code for name, (code, _) in drawn.items()} == {name: code for name, (code, _) in actual.items()}
     assert {name for name, (_, retryable) in drawn.items() if retryable} <= {
         name for name, (_, retryable) in actual.items() if retryable

@@ -1,5 +1,5 @@
-"""Tests of the user in whose name a process calls raymq. A process has one user at a time, until the last object that
-uses the user's identity releases it."""
+"""Tests of a process's user, with whose rights the process calls raymq. A process has one user at a time. The user can
+change after all objects that act for this user have released the user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_other_user_may_act_at_the_same_time(other):
             "acts as 'bob'" if other is BOB else "with another secret: close all clients of this process before it uses"
         )
         assert wanted in str(refused.value)
-        identity.give_back(other)  # releasing an identity that is not the process's identity changes nothing
+        identity.give_back(other)  # the process has another identity than `other`, so releasing `other` changes nothing
         assert identity.present() == ALICE
     with acting_as(other):
         assert identity.present() == other

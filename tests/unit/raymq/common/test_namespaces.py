@@ -74,7 +74,8 @@ def test_a_name_is_unwrapped_as_rocketmq_unwraps_it(name, unwrapped, namespace):
 
 
 def test_only_the_namespace_asked_for_is_taken_off():
-    assert unwrap("ns%orders", "n") == "ns%orders"  # golden fact 158: a name of another namespace is not changed
+    # golden fact 158 (spec/features.md §12): a name of another namespace is not changed
+    assert unwrap("ns%orders", "n") == "ns%orders"
     assert unwrap("ns%orders", "ns") == "orders"
     assert unwrap("%RETRY%ns%g", "n") == "%RETRY%ns%g"
     assert unwrap("ns%orders", "") == "ns%orders"

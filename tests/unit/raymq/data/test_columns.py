@@ -123,8 +123,8 @@ def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary", places=places,
                            columns=needed_of(columns))  # fmt: skip
     rows = to_block(batch, columns).to_pylist()
-    # `places` expects other queue offsets than the intact records contain, because no store has set the records'
-    # offsets. So the rows of the intact records have an error, too.
+    # The queue offsets in `places` differ from the offsets in the intact records, because no store has set the offsets
+    # in the records. So even the intact records' rows have an error.
     assert all(row["error"] for row in rows)
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary",
                            columns=needed_of(columns))  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
-    progress.commit(first)  # commit the first batch's offset ranges, which were planned before the offsets were reset
+    progress.commit(first)  # the offsets were reset after this batch was planned, so its commit must change nothing
     assert spans(next(looks)) == {0: (20, 50)}
 
 

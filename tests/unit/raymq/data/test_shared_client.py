@@ -139,7 +139,8 @@ def test_a_child_connects_again_while_the_parent_uses_the_client() -> None:
     shared = SharedClient(connections, idle_s=60.0)
 
     def use() -> list[bool]:
-        with shared.use(BOB) as own:  # in the forked child, BOB uses the shared client; in the parent, ALICE uses it
+        # While ALICE uses the shared client in the parent process, BOB uses it in the forked child
+        with shared.use(BOB) as own:
             return [own is connections.made[1], connections.made[0].closed.is_set(), own.closed.is_set()]
 
     with shared.use(ALICE) as client, shared._lock:

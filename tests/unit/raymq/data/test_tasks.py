@@ -25,8 +25,8 @@ def test_a_long_queue_is_many_tasks_and_short_ones_share_one() -> None:
 
 
 def test_messages_of_uneven_size_are_cut_by_their_bytes() -> None:
-    """Offset ranges are divided by bytes if message sizes differ: the first half of the queue has nine tenths of the
-    bytes."""
+    """Offset ranges are divided by bytes, not by offsets, if message sizes differ. In this test, the first half of the
+    queue has nine tenths of the bytes."""
     parts = divide(sized([a_range(0, 0, 1000)], [[900, 100]]), 2)
     assert [(part[0].range.start_offset, part[0].range.end_offset) for part in parts] == [(0, 278), (278, 1000)]
 

@@ -119,8 +119,8 @@ def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
     servers.answers = [some, some]
     routes.invalidate("orders")
     assert routes.get("orders") is routes.get("orders") is both
-    # The second `get` used the cache: an incomplete route is requested again only after a pause, which is as long as
-    # after a failure.
+    # The second `get` found the route in the cache. An incomplete route is requested again only after a pause, which is
+    # as long as the pause after a failed request.
     assert len(servers.asked) == 3
     servers.answers = [some, new := topic_route(a=2, b=1)]
     routes.invalidate("orders")
@@ -269,8 +269,8 @@ def test_every_nameserver_is_called_also_when_one_fails(monkeypatch):
 
 
 def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monkeypatch):
-    """If a restarted NameServer does not list some brokers, the client updates the routes of the listed brokers at
-    once. A listed broker may have a new master, and a missing broker may be unreachable for a long time."""
+    """A restarted NameServer may not list some brokers yet. The client nevertheless updates the routes of the listed
+    brokers at once. A listed broker may have a new master, and a missing broker may be unreachable for a long time."""
     both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
     servers = Servers(monkeypatch, both)
     routes = servers.routes()

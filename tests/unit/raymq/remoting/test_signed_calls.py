@@ -72,8 +72,8 @@ def test_a_call_signed_before_the_servers_start_is_signed_again(
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
-            # The real `resolve` takes the process id and the clock of the actor's process from this error and stores
-            # them. The caller signs its next attempt with them.
+            # This fake does what the real `resolve` does: it stores the id and the clock of the actor's process, which
+            # the error contains. The caller signs its next attempt with them.
             actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))
             raise SignedTooEarlyError(what)
         return "answer"
@@ -128,7 +128,7 @@ class Cluster:
         return answer
 
     def call(self) -> int:
-        """Call the actor as user ALICE. Returns the number of attempts."""
+        """Call the actor as user ALICE. Returns the number of attempts that this call needed."""
         before = self.calls
         with identity.acting_as(ALICE):
             assert ActorRef("broker-a").call("groups") == "answer"

@@ -1,4 +1,4 @@
-"""Tests of what a worker decides about a task when the task is delivered and when it has ended."""
+"""Tests of a worker's decisions about a task: when the task is delivered, and when the task has ended."""
 
 from __future__ import annotations
 

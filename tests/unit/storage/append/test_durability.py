@@ -1,5 +1,5 @@
-"""Tests of when a started append completes: when its flush and its copies are done, when its timeout expires, or when
-the disk has failed."""
+"""Tests of the time at which a started append completes. It completes after its flush and its copies, after its
+timeout, or after the disk has failed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Append:
 
 
 def copies_up_to(ends: list[int]) -> ReplicaAcks:
-    """Return fake acknowledgements of the replicas, which have the log up to the last element of `ends`. An append
-    waits 3 s for the copies."""
+    """Return fake acknowledgements: all replicas have copied the log up to the last element of `ends`. The list may
+    grow later. An append waits at most 3 s for the copies."""
     return ReplicaAcks(None, lambda end_offset: ends[-1] >= end_offset, 3.0)
 
 

@@ -54,8 +54,8 @@ class Log:
 
 
 def test_op_records_end_their_half_messages_in_any_order():
-    """Golden fact 99 does not apply: RocketMQ stores an op offset, raymq does not. So an op record that arrives out of
-    order also completes the half messages that it names."""
+    """Golden fact 99 of spec/features.md does not hold in raymq: RocketMQ stores an op offset, raymq does not. So an op
+    record that arrives out of order also completes the half messages that it names."""
     log = Log()
     for number in range(14):
         log.half(f"T{number}")
@@ -66,7 +66,8 @@ def test_op_records_end_their_half_messages_in_any_order():
 
 
 def test_an_op_record_may_name_unknown_half_messages():
-    """Golden fact 100: an op record may name unknown or already completed half messages."""
+    """An op record may name half messages that are unknown or already completed. Golden fact 100 (spec/features.md
+    §12)."""
     log = Log()
     offsets = [log.half(f"T{number}") for number in range(7)]
     for offset in offsets[:6]:
@@ -85,8 +86,8 @@ def test_a_record_of_the_op_topic_with_another_tag_or_no_numbers_ends_nothing():
 
 
 def test_an_op_record_for_the_first_of_several_copies_ends_all():
-    """Golden fact 101: an op record that names only the first copy of a half message completes all copies. RocketMQ's
-    later copies name the first copy's offset."""
+    """Golden fact 101 of spec/features.md: an op record that names only the first copy of a half message completes all
+    copies. RocketMQ's later copies name the first copy's offset."""
     log = Log()
     for _ in range(4):
         log.half("other")

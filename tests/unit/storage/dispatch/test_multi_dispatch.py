@@ -1,5 +1,5 @@
-"""Tests of a record's consume-queue entries (units) in other queues, which the record's properties name. Implausible
-entries are skipped."""
+"""Tests of multi-dispatch: a record's properties name additional queues, and each of these queues has an entry (unit)
+for the record. Implausible entries are skipped."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
     ],
 )
 def test_light_queue_units(names, offsets, expected):
-    """Read the names of light queues, and the offsets in them, from a record's properties. A log of 9,100 bytes has
-    space for at most 100 messages, so offsets above 100 are implausible and skipped."""
+    """Read the names of light queues, and the offsets in them, from a record's properties. The record is at physical
+    offset 9,100. Before it the log has space for at most 100 messages, so offsets above 100 are implausible and
+    skipped."""
     assert light_queue_units(view_of(names, offsets), 9100) == expected
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
-    """RocketMQ 4.9 also gives retried, timed and delayed messages offsets in other queues. A message without such
-    offsets is in no other queue."""
+    """In a log of RocketMQ 4.9, retried, timed and delayed messages may also have offsets in other queues. A message
+    without such offsets is in no other queue."""
     assert light_queue_units(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
     assert light_queue_units(view_of("%LMQ%a", "", topic=topic), 9100) == []

@@ -31,8 +31,8 @@ def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[
     [
         (b"TAGS\x01t", 1024 + 100, False),
         (b"", 1024 + 100, False),
-        # These records are not torn: the last property's value ends with a NUL byte, in the middle or at the end of a
-        # sector.
+        # The next records are whole, not torn by a power failure, although the value of their last property ends with a
+        # NUL byte. The NUL byte is in the middle or at the end of a disk sector.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 100, False),
         (b"bin\x01C-string\0", 1024, False),
         (b"bin\x01\0", 1024 + 100, False),
@@ -40,7 +40,7 @@ def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 1, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 100, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 101, False),
-        # Torn: the bytes before the record's final zeros are not a sequence of complete properties.
+        # These records are torn: the bytes before the final zeros are not a sequence of complete properties.
         (b"TAGS\x01t\x02\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02bi\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02\x01v\0", 1024 + 100, True),

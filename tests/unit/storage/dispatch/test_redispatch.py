@@ -1,5 +1,6 @@
-"""Tests of dispatching the log's records again in blocks. A block must not hide missing consume-queue entries (units),
-deleted topics, or producers that the store must forget."""
+"""Tests of dispatching the log's records again, many records at a time (a block). The result must equal that of
+dispatching them one by one. In particular, recovery must still find missing consume-queue entries (units), deleted
+topics, and producers that the store must forget."""
 
 from __future__ import annotations
 

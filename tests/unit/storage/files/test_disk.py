@@ -21,12 +21,13 @@ BACK_DOORS = {
 }  # fmt: skip
 PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
 REPLACES = {"replace"}
-"""Names of Path methods that str or dataclasses also have. A call of such a name may be any of these, so it counts as a
-call that does not change the disk."""
+"""Names of Path methods that change the disk, but that are also names of methods of str or functions of dataclasses.
+The test cannot tell which method is called, so it does not count calls of these names as changes of the disk."""
 
 
 def calls(module: Path) -> list[tuple[int, str]]:
-    """Return the calls in `module` that change the disk without `storage.files.disk`, with their line numbers."""
+    """Return the function calls in the source file `module` that change the disk without `storage.files.disk`, with
+    their line numbers."""
     found = []
     for node in ast.walk(ast.parse(module.read_text())):
         if not isinstance(node, ast.Call):
@@ -104,6 +105,7 @@ def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch)
     assert (written[0][0], written[-1][1]) == (1000, 3_000_001)
     assert all(one[1] == other[0] for one, other in pairwise(written))
     assert len(flushed) == 1
-    # `write_again` does not write after the file's end: the file does not grow if the given range is longer.
+    # `write_again` does not write after the file's end: if the given range extends past this end, the file does not
+    # grow.
     disk.write_again(path, len(data) - 10, len(data) + 10)
     assert path.read_bytes() == data

@@ -19,8 +19,8 @@ SIZE = 400
     ids=["an empty file in the middle", "an empty last file", "both wrong"],
 )
 def test_a_deleted_file_does_not_come_back_with_the_next_power_cut(tmp_path, sizes: Sequence[int], left: list[int]):
-    """A queue file that the first start deleted does not reappear at the second start, after a power cut between the
-    two. The second start finds the mark of a clean stop, so it would not repair the queue."""
+    """The first start deletes a queue file, and then the power is cut. The file must not reappear at the second start.
+    A second start that finds the marker of a clean stop would not repair the queue."""
     queue = tmp_path / "0" / "queue"
     queue.mkdir(parents=True)
     for number, size in enumerate(sizes):

@@ -72,8 +72,8 @@ def test_more_extents_than_one_answer_holds_are_all_looked_at(file: MappedFile) 
 
 
 def test_bytes_only_in_the_page_cache_are_found(file: MappedFile) -> None:
-    """`used_end` also finds bytes that another process wrote only to the page cache, although the file system does not
-    report their block as written yet. It reports a block only after the block is on disk."""
+    """`used_end` also finds bytes that another process wrote only to the page cache. The file system does not report a
+    block as written until the block is on disk."""
     descriptor = os.open(file.path, os.O_RDWR)
     os.pwrite(descriptor, b"x", SIZE - 10)
     os.close(descriptor)

@@ -49,8 +49,8 @@ def test_a_record_within_a_body_is_not_taken_for_the_next_one():
     inner, _ = file_of(b"not me")
     data, starts = file_of(b"first", bytes(inner), b"last")
     place = bytes(data).find(bytes(inner))
-    # The second record's body is itself a record. Set its physical offset to its real position, so that it looks like a
-    # record of the log.
+    # The body of the second record looks like a record (`inner`). Set the physical offset in `inner` to its real
+    # position, so that it looks like a record of this log.
     data[place + 28 : place + 36] = (START + place).to_bytes(8)
     assert is_intact(data, START, place)
     data[starts[1] + 8] ^= 1  # damage the checksum of the second record's body

@@ -46,7 +46,7 @@ def test_all_intact_records_are_found_and_the_damaged_one_is_reported(store, tmp
     found = store.queries.by_key("orders", "all")
     starts = record_starts(found.records).tolist()
     kept = [read_header(found.records, start).physical_offset for start in starts]
-    # the store returns a record with a damaged body unchanged, because the reader of the record checks the body's CRC
+    # The store returns a record with a damaged body as it is: the store does not check the body's CRC, the reader does.
     if field == "body":
         assert (kept, found.damaged) == (before, ())
     else:

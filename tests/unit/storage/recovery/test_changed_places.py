@@ -52,8 +52,8 @@ def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys:
 
 
 def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock.Mock, caplog) -> None:
-    """Recovery gives up its search for a topic's neighbouring records after several searches without a result. The log
-    contains many short topics that RocketMQ deleted, and no two records of a topic are near each other."""
+    """Recovery stops searching for neighbouring records of a topic after several searches have found nothing. In this
+    test the log contains many deleted topics with few records, which are far from each other."""
     store = open_store(tmp_path)
     for number in range(150):
         store.append([make_batch([b"%d" % number], topic=f"topic-of-{number}"), make_batch([b"x" * 900])])

@@ -1,5 +1,5 @@
-"""Tests of records that do not fit their queues: which of them recovery treats as changed by damage, and which it
-trusts."""
+"""Tests of misfits: records whose queue offsets contradict the other records of their queue. The tests check which
+misfits recovery treats as changed by damage, and which it trusts."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
-    # Two records name offset b10, so one of them is damaged. Its true place is a10. Producer p has one earlier message
-    # in queue a and one in queue b, so its sequence numbers do not show which record is damaged. Messages of other
-    # producers lie between p's messages.
+    # Two records name offset 10 of queue b, so one of them is damaged. Its true place is offset 10 of queue a. Producer
+    # p has one earlier message in queue a and one in queue b, so its sequence numbers do not show which record is
+    # damaged. Messages of other producers lie between p's messages.
     text = "a9 b8 b9 b10 b10 a11 b11"
     sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
     assert changes(text, sequences=sequences) == {3: None, 4: None}
@@ -171,8 +171,8 @@ def test_sequences_in_a_recreated_topic_prove_no_change() -> None:
 
 
 def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged() -> None:
-    """Consume-queue entries (units) at wrong offsets do not make a record count as damaged. After a gap, RocketMQ
-    appends an entry at the queue's end, so all later entries have wrong offsets."""
+    """A record is not reported as damaged if only its consume-queue entry (unit) is at a wrong offset. After a gap,
+    RocketMQ appends an entry at the queue's end, so all later entries have wrong offsets."""
     assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 

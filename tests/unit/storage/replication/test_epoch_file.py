@@ -135,7 +135,8 @@ def test_two_damaged_slots_are_logged_as_an_error(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("theirs", "their_end", "lost_from"),
     [
-        ([EpochEntry(6, 0)], 1200, None),  # both replicas' logs have only epoch 6
+        # the other replica's log has only records of epoch 6, the epoch of the confirm offset
+        ([EpochEntry(6, 0)], 1200, None),
         ([EpochEntry(6, 0)], 900, 900),
         ([EpochEntry(6, 0), EpochEntry(7, 1000)], 1000, None),
         ([EpochEntry(6, 0), EpochEntry(7, 800)], 2000, 800),

@@ -1,5 +1,5 @@
-"""Tests of the identity of a store directory: when it is kept, and when it changes, as the directory is reopened or
-loses files."""
+"""Tests of the identity of a store directory. The tests reopen the directory, or lose files in it, and check if its
+identity stays or changes."""
 
 from __future__ import annotations
 

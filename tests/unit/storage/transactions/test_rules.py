@@ -43,7 +43,7 @@ def half(**changes: Any) -> HalfMessage:
 
 
 def test_the_body_of_an_op_record_has_a_comma_after_each_offset():
-    """Golden fact 85: the body of an op record lists offsets, each followed by a comma."""
+    """Golden fact 85 of spec/features.md: the body of an op record lists offsets, each followed by a comma."""
     assert op_body([3, 17]) == b"3,17,"
     assert parse_op_body(b"3,17,") == [3, 17]
     assert parse_op_body(b"5,x,,6,") == [5, 6]
@@ -71,7 +71,8 @@ def test_a_producer_may_end_its_transaction_while_it_is_immune(immunity, age_ms,
 
 
 def test_an_end_from_a_check_is_never_too_late():
-    """Golden fact 87: a commit or rollback that answers a transaction check is never too late."""
+    """Golden fact 87 of spec/features.md: a commit or rollback that answers a transaction check is never too
+    late."""
     check_end(order(from_transaction_check=True), named(immunity="30"), BORN_MS + HOUR_MS, RULES)
 
 
@@ -94,8 +95,8 @@ def test_an_end_that_names_another_half_message_is_refused_with_code_1(found, te
 
 @pytest.mark.parametrize("state", [0, 4, 12 + 8, -1])
 def test_an_end_that_is_neither_commit_nor_rollback_is_refused(state):
-    """Golden fact 95 does not apply: raymq refuses a request that is neither commit nor rollback. RocketMQ does not
-    answer such a request."""
+    """Golden fact 95 of spec/features.md does not apply: raymq refuses a request that is neither commit nor rollback.
+    RocketMQ does not answer such a request."""
     with pytest.raises(InvalidArgumentError):
         wanted_outcome(state)
 

@@ -56,8 +56,8 @@ def test_an_older_owner_is_fenced_once_a_newer_one_has_begun():
 
 
 def test_commits_of_a_newer_generation_fence_as_its_start_does():
-    """A commit with a newer generation fences older owners, as the request for the start offset does. After a restart
-    the broker may have no record of that request."""
+    """A commit with a newer generation fences the queue's earlier owners. Usually the new owner's request for the start
+    offset has already fenced them, but after a restart the broker may have no record of this request."""
     owners = Owners()
     judge(11, 7, owners=owners)
     assert judge(12, 6, owners=owners).fenced == [0]

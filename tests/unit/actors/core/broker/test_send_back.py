@@ -1,5 +1,5 @@
-"""Tests of a message that a consumer sends back several times: golden fact 13, and the fields that must not
-change."""
+"""Tests of a message that a consumer sends back several times: golden fact 13 of spec/messaging.md, and the fields that
+must not change."""
 
 from __future__ import annotations
 

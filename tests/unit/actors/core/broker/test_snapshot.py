@@ -1,5 +1,5 @@
-"""Tests of the files of a broker state's snapshot: loading them restores the state, and they have RocketMQ's file names
-and JSON structure."""
+"""Tests of the snapshot files of a broker's state. Loading the files restores the state, and the files have RocketMQ's
+names and JSON structure."""
 
 from __future__ import annotations
 

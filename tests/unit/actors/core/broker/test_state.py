@@ -65,7 +65,7 @@ def snapshot_of(state: BrokerState, position: int) -> tuple[BrokerState, int]:
     return load_snapshot(dump_snapshot(state, position).get, parse_fastjson)
 
 
-# Tests of decisions: which state record a request leads to
+# Tests of the decisions of the broker's state: the record that each request leads to
 
 
 def test_a_decision_changes_nothing_until_it_is_applied():
@@ -504,9 +504,9 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 
 @pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
 def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
-    """A snapshot in which one file is older than the other files does no harm. This happens if the newer file is
-    damaged and its .bak file is read. It also happens if the broker rewrites all files while a reader reads them: the
-    reader sees one file as it was before, and the others as they are afterwards."""
+    """A snapshot can be loaded even if one of its files is older than the others. There are two ways to get such a
+    snapshot. The newer file may be damaged, so that its .bak file is read. Or the broker may rewrite the files while a
+    reader reads them. The reader then sees the old content of one file, and the new content of the others."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)

@@ -141,8 +141,8 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
     core.revoke([Q], 0.0)
     assert core.release(0.0) == []
-    # Sending the message back fails. So this member releases the queue, and the queue's next owner will deliver the
-    # message again.
+    # The failed message cannot be sent back to the broker. So this member releases the revoked queue, and the queue's
+    # next owner delivers the message again.
     core.send_back_failed(sent, 0.0)
     assert core.release(0.0) == [Q]
     assert core.deliverable(100.0) == []

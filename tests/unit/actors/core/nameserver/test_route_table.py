@@ -58,8 +58,9 @@ def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
 
 
 def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
-    """The NameServer accepts a restarted broker even if the time of its last change is earlier than in its previous
-    registration. The broker stores a change before applying it, so the time in its log is the earlier one."""
+    """The NameServer accepts the registration of a restarted broker, although the time in its data version is earlier
+    than in the previous registration. A broker stores a change in its log first, and applies the change later. After a
+    restart, the version contains the time from the log, so it is the earlier time."""
     table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
     replayed = DataVersion(0, 3, 1000)
     assert not table.heartbeat("a", replayed, 1.0)

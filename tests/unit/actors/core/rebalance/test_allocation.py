@@ -33,7 +33,7 @@ def names(count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        # 10 queues and 4 members are golden fact 1; the next cases are golden fact 2
+        # golden fact 1 of spec/messaging.md: 10 queues and 4 members; the next cases are golden fact 2
         (10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),
         (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
         (9, 4, [[0, 1, 2], [3, 4], [5, 6], [7, 8]]),
@@ -47,8 +47,8 @@ def test_averagely_gives_blocks_and_the_first_members_take_the_larger_ones(queue
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # 10 queues and 4 members are golden fact 3
-        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # this case (8 queues, 3 members) is golden fact 4
+        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # golden fact 3 of spec/messaging.md: 10 queues, 4 members
+        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # golden fact 4 of spec/messaging.md: 8 queues, 3 members
     ],
 )
 def test_by_circle_deals_queues_out(queues, members, expected):
@@ -58,13 +58,15 @@ def test_by_circle_deals_queues_out(queues, members, expected):
 
 
 def test_machine_room_shares_only_the_queues_of_its_rooms():
-    """Golden fact 5: the strategy MACHINE_ROOM assigns only the queues of the consumer's machine rooms."""
+    """Golden fact 5 of spec/messaging.md: the strategy MACHINE_ROOM divides only the queues of the machine rooms that
+    the consumer names."""
     queues = queues_of("room1@broker-a", count=5) + queues_of("room2@broker-b", count=5, first=5)
     assert ids(allocate_by_machine_room(queues, names(2), {"room1"})) == [[0, 1, 4], [2, 3]]
 
 
 def test_machine_room_adds_the_queues_left_over_to_the_first_members():
-    """Golden fact 6: with the strategy MACHINE_ROOM, the first members get one of the remaining queues each."""
+    """If the strategy MACHINE_ROOM cannot divide the queues evenly, each of the first members gets one of the remaining
+    queues. Golden fact 6 about RocketMQ (spec/messaging.md)."""
     queues = queues_of("room1@broker-a", count=8)
     assert ids(allocate_by_machine_room(queues, names(3), {"room1"})) == [[0, 1, 6], [2, 3, 7], [4, 5]]
 
@@ -83,12 +85,14 @@ def nearby(member_rooms: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_nearby_shares_a_room_without_members_among_all():
-    """Golden fact 7, first half: the queues of a machine room without members are assigned to all members."""
+    """First half of golden fact 7 of spec/messaging.md: the queues of a machine room without members are assigned to
+    all members."""
     assert nearby({"A1": "A", "A2": "A"}) == {"A1": ["a0", "a1", "b0", "b1"], "A2": ["a2", "a3", "b2", "b3"]}
 
 
 def test_nearby_gives_a_rooms_queues_to_its_own_members():
-    """Golden fact 7, second half: the queues of a machine room with members are assigned only to these members."""
+    """If a machine room has members, its queues are assigned only to these members. This is the second half of golden
+    fact 7 in spec/messaging.md."""
     shares = nearby({"A1": "A", "A2": "A", "B1": "B"})
     assert shares == {"A1": ["a0", "a1"], "A2": ["a2", "a3"], "B1": ["b0", "b1", "b2", "b3"]}
 
@@ -131,8 +135,8 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_no_queues_no_members_and_blank_members_are_refused(strategy):
-    """Golden fact 10: every strategy refuses an empty list of queues, an empty list of members, and a blank member
-    name."""
+    """Every strategy refuses an empty list of queues, an empty list of members, and a blank member name. Golden fact 10
+    (spec/messaging.md)."""
     with pytest.raises(InvalidArgumentError, match="the name of a member is blank"):
         strategy(queues_of("broker-a", count=1), ["a", " "])
     with pytest.raises(InvalidArgumentError, match="the list of queues is empty"):

@@ -1,4 +1,5 @@
-"""Tests of the strategy CONSISTENT_HASH: the golden facts, including the positions on the hash ring."""
+"""Tests of the strategy CONSISTENT_HASH: the golden facts of spec/messaging.md about this strategy, including the
+positions on the hash ring."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """A group that receives the same heartbeat twice takes no queues from the member. The member sent the heartbeat
-    before the group granted the queues, so the second copy does not list them as held."""
+    """If the same heartbeat arrives twice, the member keeps the queues that the group granted in its first answer. The
+    heartbeat does not list them as held, because the member sent it before that answer."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]
@@ -223,7 +223,8 @@ def test_the_first_member_decides_the_strategy_and_others_are_reported(group):
     text = group.describe(1.0)
     assert text["strategy"] == "STICKY"
     assert text["disagreements"] == ["member a requests AVG; the group uses STICKY, because member b joined first"]
-    assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]  # AVG would assign queues 2 and 3 to member b
+    # STICKY lets member b keep queues 0 and 1; AVG would assign queues 2 and 3 to b
+    assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]
 
 
 def test_a_member_that_changes_its_strategy_keeps_its_place_in_the_order(group):
@@ -328,8 +329,8 @@ def test_every_heartbeat_has_its_step(group, sender, kind):
     members, holders = group.members, group.holders()
     step = HEARTBEAT_STEPS[sender].get(kind)
     if step is None:
-        # A process that is not a member yet may start with any sequence number. So none of its heartbeats counts as
-        # late or repeated.
+        # A process that is not a member yet may start with any sequence number. So there is no earlier heartbeat of a
+        # member with which its heartbeats are compared, and none counts as late or repeated.
         assert sender is not HeartbeatSender.MEMBER
         step = HEARTBEAT_STEPS[sender][HeartbeatKind.NEXT]
     assignment = group.heartbeat(heartbeat, 1.0)

@@ -17,7 +17,7 @@ SESSION_S = 15.0
 
 
 class Holding:
-    """Fake lease of a slot. The test sets whether the lease is held."""
+    """Fake lease of a slot (a share of all groups). The test sets whether the lease is held."""
 
     def __init__(self) -> None:
         self.held, self.epoch, self.version, self.grants_from_s = True, 1, 1000, 0.0
@@ -56,7 +56,8 @@ def beat(
     now_s: float = 0.0,
     generation: int = 0,
 ):
-    """Send a member's heartbeat, after a first heartbeat that opens the member's session."""
+    """Send two heartbeats of a member: the first opens the member's session, the second uses this session. Returns the
+    answer to the second. If the first opens no session, its answer is returned, and the second is not sent."""
 
     def send(session: int, sequence: int):
         heartbeat = GroupHeartbeat(
@@ -172,6 +173,7 @@ def test_a_thousand_groups_take_little_memory(server):
 
 
 def test_groups_are_spread_over_the_slots():
-    # A group's slot number must never change, because processes of different raymq versions compute it.
+    # The number of a group's slot (a share of all groups) must never change, because processes of different raymq
+    # versions compute it.
     assert slot_of("billing") == 2
     assert {slot_of(f"group-{number}") for number in range(100)} == set(range(module.REBALANCE_SLOTS))

@@ -1,5 +1,5 @@
-"""Tests of the leases with which Rebalance actors claim slots in one register. The tests run one register call at a
-time."""
+"""Tests of the leases with which Rebalance actors claim slots (shares of all consumer groups) in a common register, a
+key-value store. The tests run one call to the register at a time."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Scene:
         return written
 
     def silence(self, taker: SlotLease) -> None:
-        """Advance the clock until the lease expires, and let `taker` take over the slot. The slot's holder does not
-        renew its lease in this time."""
+        """Advance the clock until the lease of the slot's holder expires, because the holder does not renew it. Then
+        let `taker` take over the slot (a share of all groups)."""
         self.look(taker)
         self.now_s += TAKE_OVER_AFTER_S
         self.look(taker)

@@ -31,8 +31,8 @@ def test_the_queues_of_one_that_leaves_are_all_that_moves():
 
 
 def test_the_larger_shares_of_several_topics_go_to_different_members():
-    """STICKY assigns the larger shares of several topics to different members. The strategy AVG would assign the larger
-    share of both topics to `a`."""
+    """If several topics cannot be divided evenly, the strategy STICKY assigns the larger share of each topic to a
+    different member. The strategy AVG would assign the larger shares of both topics to member `a`."""
     queues = {"audit": topic("audit", 1), "orders": topic("orders", 3)}
     shares = allocate_sticky(queues, {"audit": ["a", "b"], "orders": ["a", "b"]}, {}, {})
     assert [len(share) for share in shares.values()] == [2, 2]
@@ -54,8 +54,8 @@ def test_even_totals_come_before_staying():
 
 
 def test_a_hand_over_that_is_under_way_is_not_overturned():
-    """A new plan does not undo a move in progress: member `a` still holds queue 2, which the previous plan assigned to
-    `c`."""
+    """A new assignment plan does not undo an unfinished move of a queue. The previous plan assigned queue 2 to member
+    `c`, but member `a` still holds it: the new plan also assigns it to `c`."""
     queues = {"orders": topic("orders", 4)}
     present = dict.fromkeys(queues["orders"], "a")
     planned = {queue: "c" if queue.queue_id == 2 else "b" if queue.queue_id == 0 else "a" for queue in queues["orders"]}

@@ -1,4 +1,4 @@
-"""Tests of how the replica that serves a client's reads is chosen."""
+"""Tests of the rule that chooses the replica from which a client reads."""
 
 from __future__ import annotations
 

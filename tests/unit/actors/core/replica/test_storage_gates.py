@@ -74,7 +74,8 @@ def test_a_delayed_message_for_a_deleted_topic_is_refused_too(disk):
     with pytest.raises(TopicNotExistError, match="orders"):
         deleted.check([delayed("bills", "orders")])
     damaged = delayed("orders")
-    # the check for deleted topics accepts a damaged batch, because the store itself reports the damage
+    # the check for deleted topics raises no error for a damaged batch, because the store itself reports the damage
+    # later
     deleted.check([replace(damaged, records=b"x" * len(damaged.records))])
 
 

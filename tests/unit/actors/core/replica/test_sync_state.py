@@ -91,7 +91,7 @@ def test_a_learner_is_never_asked_for(master):
 def test_the_answer_ends_the_question_only_when_it_is_newer(master):
     asks(master, 1, 100, 1.0)
     master.propose(1.0)
-    # the answer renews the lease, and still contains the sync-state set from before the proposal
+    # the Controller's answer renews the lease, but it still contains the sync-state set from before the proposal
     master.decided(of(1, 0))
     assert master.counted == {0, 1}
     master.decided(of(2, 0, 1))

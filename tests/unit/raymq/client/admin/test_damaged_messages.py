@@ -149,8 +149,8 @@ def test_commands_print_the_place_and_the_reason(damaged):
 
 
 def test_a_replay_of_dead_letters_continues_after_a_damaged_letter(damaged, monkeypatch):
-    """A replay of dead letters continues after a damaged dead letter. A topic with a damaged message takes the place of
-    the dead-letter topic, and the fake broker refuses damaged messages, as a real broker does."""
+    """A replay of dead letters continues after a damaged dead letter. In this test, a topic with a damaged message is
+    used as the dead-letter topic. The fake broker refuses damaged messages, as a real broker does."""
     brought: list[bytes] = []
     committed: list[int] = []
 

@@ -34,7 +34,8 @@ class Nested:
 
 
 class Double:
-    """Fake Admin whose methods return their arguments, or a value that the test sets."""
+    """Fake Admin. Its methods return the arguments with which they are called, or `answer` if the test sets
+    one."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

@@ -64,7 +64,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch) -> Iterator[Cluster]:
-    # With a timeout of zero, the live tail makes only one attempt per call.
+    # With a timeout of zero, each call of `tail` asks a broker group only once.
     monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     stores = {

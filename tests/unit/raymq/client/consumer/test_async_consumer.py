@@ -14,7 +14,7 @@ from raymq.client.consumer.simple.consumer import SimpleConsumer
 
 TWINS = [(PullConsumer, AsyncPullConsumer), (SimpleConsumer, AsyncSimpleConsumer)]
 AT_ONCE = {"unsubscribe", "assignment", "acknowledge", "position", "pause", "resume", "paused"}
-"""Methods of AsyncPullConsumer that never block, and so are not coroutines."""
+"""Methods of AsyncPullConsumer that are plain methods, not coroutines, because they never block."""
 
 
 def methods(kind: type) -> dict[str, object]:

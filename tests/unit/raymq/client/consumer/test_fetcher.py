@@ -29,8 +29,8 @@ Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), 
 class Owner:
     """Fake consumer that owns a Fetcher. It keeps the positions to fetch from, and the delivered messages.
 
-    `answer` determines the answers of its store. Two threads may fetch from the same position: the owner ignores the
-    second result.
+    `answer` determines the answers of its store. Two threads may fetch from the same position: the fake consumer
+    ignores the result that arrives second.
     """
 
     def __init__(self) -> None:
@@ -365,8 +365,8 @@ def test_messages_that_a_slave_has_lost_are_read_from_the_master(owner):
 
 
 def test_an_unknown_route_is_requested_again_without_a_wakeup(owner):
-    """The Fetcher requests a missing route again without a wake-up. A route is missing if the consumer's process
-    restarts while no NameServer answers."""
+    """The Fetcher requests a missing route again by itself, although no other thread wakes it. A route is missing if
+    the consumer's process restarts while no NameServer answers."""
     failures = [ServiceNotAvailableError("no NameServer answers") for _ in range(3)]
 
     def away():
@@ -400,9 +400,9 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
 
 def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
-    """If a queue's storage actor is replaced while the Fetcher still reports the earlier actor, the Fetcher reports the
-    new actor, too. This happens if the polling thread gets an answer before the searching thread has recorded the
-    actor."""
+    """If a queue's storage actor is replaced during the call of `found` with the earlier actor, `found` is also called
+    with the new actor. This happens if the polling thread gets an answer before the thread that searches for storage
+    actors has recorded the earlier actor."""
     found = []
 
     def note(queue, name):

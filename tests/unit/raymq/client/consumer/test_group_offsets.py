@@ -123,7 +123,7 @@ def test_the_starts_of_many_queues_are_asked_with_one_call_to_each_broker(broker
     other = MessageQueue("orders", "a", 3)
     brokers.answers = {"a": [{"orders": {0: QueueOffset(7, 2), 3: QueueOffset(0)}}], "b": [{}]}
     starts = GroupOffsets("g").start_offsets({A: 4, other: 5, B: 6}, StartOffsetQuery())
-    # queue B has no start offset, because its topic does not exist at its broker
+    # Queue B is missing from the result: broker "b" does not have its topic, and so returned no start offset.
     assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}
     assert brokers.calls == [
         ("a", "start_offsets", "g", {"orders": {0: 4, 3: 5}}, StartOffsetQuery()),

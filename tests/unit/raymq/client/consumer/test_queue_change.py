@@ -16,8 +16,9 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Topics:
-    """Fake of the queues that NameServers return, and of the watch on these queues. With the default interval of an
-    hour the watch's thread makes no check during a test, so tests call the check."""
+    """Fake NameServers that return the queues of topics, with a real watch (QueueWatch) on these queues. The tests call
+    the watch's check themselves: with the default interval of an hour, the watch's thread makes no check during a test.
+    """
 
     def __init__(self, interval_s: float = 3600.0) -> None:
         self.queues: dict[str, list[MessageQueue] | Exception] = {"orders": [Q0]}

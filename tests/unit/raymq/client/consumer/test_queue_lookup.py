@@ -1,4 +1,5 @@
-"""Tests of requests about a queue while its storage actors are unreachable for some time."""
+"""Tests of requests for facts about a queue, such as its offset bounds. For some time, the queue's storage actors are
+unreachable."""
 
 from __future__ import annotations
 

@@ -65,8 +65,10 @@ def test_tags_are_read_as_in_rocketmq(expression, description, tags):
 
 
 def test_codes_of_tags_are_java_hash_codes():
-    assert Subscription.parse("orders", "A||B").tag_codes == {65, 66}  # golden fact 78: two bars separate tags
-    assert Subscription.parse("orders", "A|B").tag_codes == {66375}  # golden fact 79: a single bar is part of the tag
+    # golden fact 78 of spec/features.md §12: two vertical bars separate tags
+    assert Subscription.parse("orders", "A||B").tag_codes == {65, 66}
+    # golden fact 79 (spec/features.md §12): a single bar is part of the tag
+    assert Subscription.parse("orders", "A|B").tag_codes == {66375}
 
 
 def test_tags_in_another_order_are_the_same_wish():
@@ -83,7 +85,7 @@ def test_a_filter_expression_is_the_stores_business():
 
 
 @pytest.mark.parametrize("text", [None, "", " "])
-# golden fact 82: an empty filter expression is refused
+# golden fact 82 (spec/features.md §12): an empty filter expression is refused
 def test_an_empty_filter_expression_is_an_illegal_argument(text):
     with pytest.raises(InvalidArgumentError):
         sql(text)

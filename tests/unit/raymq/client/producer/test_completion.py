@@ -69,8 +69,8 @@ def test_wait_and_as_completed_return_the_futures_that_they_were_given():
 
 
 def test_wait_loses_no_end_that_comes_while_it_is_set_up():
-    """A thread in `concurrent.futures.wait` is woken by each future that completes: before, during or after the
-    registration of the thread as a waiter."""
+    """`concurrent.futures.wait` first registers the calling thread at each future. The thread is woken by each future
+    that completes, even if the future completes before or during this registration."""
     for _ in range(300):
         completions = [Completion() for _ in range(3)]
         futures = [future for completion in completions for future in futures_of(completion, 3)]

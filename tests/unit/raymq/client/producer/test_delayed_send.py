@@ -81,8 +81,8 @@ def producer(storage):
 
 @pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (5, 4), (18, 17)])
 def test_a_level_goes_to_its_queue_of_the_schedule_topic(producer, storage, level, queue_id):
-    """Golden fact 14 (messaging) and golden fact 19 (storage): each delay level has its own queue in the schedule
-    topic."""
+    """Golden fact 14 of spec/messaging.md, and golden fact 19 of spec/storage.md: each delay level has its own queue in
+    the schedule topic."""
     result = producer.send(Message("orders", b"x", delay_level=level), sharding_key="k")
     assert result.queue == MessageQueue(SCHEDULE_TOPIC, "broker-a", queue_id)
     [batch] = storage.batches
@@ -239,8 +239,8 @@ def test_a_record_without_a_target_raises_record_error():
 
 
 def test_the_unit_of_a_delayed_record_is_made_again_from_the_record_alone():
-    """Golden fact 18: the consume-queue entry (unit) of a delayed record can be computed from the record alone. The
-    record has delay level 3 and the store time 1700000000001."""
+    """Golden fact 18 of spec/storage.md: the consume-queue entry (unit) of a delayed record can be computed from the
+    record alone. The test's record has delay level 3 (10 s) and was stored at 1700000000001 ms."""
     record = bytearray(waiting_record(MESSAGE))
     host = encode_host("127.0.0.1", 1)
     stamp(record, [len(record)], first_queue_offset=0, first_physical_offset=0, store_timestamp_ms=1_700_000_000_001,

@@ -59,7 +59,8 @@ def results(futures: list[Future]) -> list:
     return [future.result(WAIT_S) for future in futures]
 
 
-# Golden fact 35, adapted to raymq: raymq does not count attempts, but retries a send until its timeout.
+# Tests of golden fact 35 about RocketMQ's producer, adapted to raymq (spec/messaging.md). RocketMQ limits the number of
+# attempts of a send; raymq retries a send until its timeout.
 
 
 def test_fact_35_an_illegal_message_is_tried_once_and_the_error_raised(make):
@@ -72,8 +73,8 @@ def test_fact_35_an_illegal_message_is_tried_once_and_the_error_raised(make):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
-    """Golden fact 35: after error code 14, raymq retries both synchronous and asynchronous sends. RocketMQ does not
-    retry asynchronous sends, but a raymq retry cannot store a message twice."""
+    """Golden fact 35 of spec/messaging.md: after error code 14, raymq retries both synchronous and asynchronous sends.
+    RocketMQ does not retry asynchronous sends, but a raymq retry cannot store a message twice."""
     store = FakeStore(script=[NotMasterError("a", 1), GONE])
     producer = make(store)
     result = producer.send_async(message()).result(WAIT_S) if asynchronous else producer.send(message())
@@ -431,8 +432,9 @@ def test_with_when_full_raise_a_full_buffer_is_an_error_at_once(make):
 
 
 def test_fact_12_a_topic_that_is_sent_to_is_asked_for_with_the_producers_number_of_queues(make):
-    """Golden fact 12: the producer requests an unknown topic with its own number of queues. The broker creates the
-    topic with this number (tests/unit/raymq/remoting/test_route_cache.py and the tests of the actors' cores)."""
+    """If the topic of a send is unknown, the producer requests that the broker creates it, with the producer's own
+    number of queues. Golden fact 12 (spec/messaging.md). Other tests check that the broker creates the topic with this
+    number (tests/unit/raymq/remoting/test_route_cache.py and the tests of the actors' cores)."""
     producer = make(FakeStore(), default_topic_queue_nums=16)
     producer.send(message())
     assert producer.test_routes.asked_to_create == [("orders", 16)]
@@ -449,7 +451,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
     asked = threading.Event()
     producer.test_routes.invalidate = lambda topic: asked.set()
     waiting = producer.send_async(message(b"first"), sharding_key=0)
-    assert asked.wait(WAIT_S)  # the event shows that a send attempt has failed and has invalidated the route
+    assert asked.wait(WAIT_S)  # the event is set after a failed send attempt has invalidated the route
     assert producer.send(message(b"there"), sharding_key=1).queue == B
     assert not waiting.done()
     producer.test_routes.routes["orders"] = topic_route(a=1, b=1)

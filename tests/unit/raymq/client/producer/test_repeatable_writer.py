@@ -179,7 +179,7 @@ def test_an_overtaken_attempt_continues_after_the_other_attempt(store, writers):
     return the offsets of the slow attempt's rows."""
     slow = writers.make()
     fast, other = writers.make(), writers.make("load/1")
-    # rows of another producer lie between the rows of this write, which therefore form many offset ranges
+    # rows of another producer lie between the rows of this write, so the rows of this write form many offset ranges
     for first in range(20):
         fast.write(rows(1, first))
         fast._in_flight.settle()

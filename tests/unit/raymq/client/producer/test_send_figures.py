@@ -58,8 +58,8 @@ def test_a_message_that_is_refused_is_a_failure(make, counted):
 
 def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
     """A send's duration counts from the call of the send method, and is never negative. The producer computes the time
-    of the call from the batch's deadline. The deadline of an open batch is later than its messages' timeouts, which
-    must not make the duration negative."""
+    of this call from the batch's deadline. While a batch is open, its deadline is later than the timeouts of its
+    messages. Even then, the duration must not become negative."""
     took_ms = []
 
     class Noting:

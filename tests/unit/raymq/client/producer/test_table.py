@@ -177,9 +177,9 @@ def test_more_rows_than_the_buffer_holds_pass_through_it(make):
 @pytest.mark.parametrize("queues", [1, 2, 4, 5, 6, 16])
 @pytest.mark.parametrize("column", ["body", "sharding_key"])
 def test_rows_without_a_key_are_spread_evenly(make, queues, column):
-    """Rows without a sharding key are spread evenly over the queues. If each part had about 1 MiB, each slice of rows
-    would have one large and one small part. These parts would alternate between queues, so that some queues would get
-    only small parts."""
+    """Rows without a sharding key are spread evenly over the queues. The test fails if each part of a slice of rows has
+    about 1 MiB. Then each slice has one large and one small part. The parts alternate between queues, so some queues
+    get only small parts."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)

@@ -93,8 +93,8 @@ def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
     producer.send(Message("orders", b"1"))
     producer.send(Message("orders", b"2"))
     producer.test_routes.routes["orders"] = route(TopicMessageType.FIFO)
-    # Single messages go to one queue for some time, without reading the route. End this time now, and drop the open
-    # batches, so that the next send reads the route.
+    # For a few milliseconds, single messages go to the queue of the message before, without reading the route. End this
+    # turn of the queue now, and drop the open batches, so that the next send reads the route.
     producer.pipeline.single_sends._turns["orders"].until_s = 0.0
     producer.pipeline.open_batches._batches.clear()
     with pytest.raises(MessageIllegalError):

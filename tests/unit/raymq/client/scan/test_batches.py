@@ -26,8 +26,8 @@ RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 
 
 def records(first: int, last: int, body: bytes = b"") -> bytes:
-    """Return the records of the queue offsets `first` to `last - 1`. Messages at even offsets have the tag paid,
-    messages at odd offsets the tag late."""
+    """Return one record for each queue offset from `first` to `last - 1`. Messages at even offsets have the tag "paid",
+    messages at odd offsets have the tag "late"."""
     messages = [
         Message("orders", body or b"%d" % offset, tags="late" if offset % 2 else "paid")
         for offset in range(first, last)
@@ -119,8 +119,8 @@ def test_messages_that_vanish_during_the_read_are_left_out_without_repeating_any
 
 
 def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
-    """A scan never skips lost messages within the queue's bounds. Such a loss is damage, and no deletion by
-    retention."""
+    """A scan never skips lost messages whose offsets lie within the queue's bounds. Such a loss is damage: retention
+    deletes only messages before these bounds."""
     cluster = Cluster(gone=range(50, 60))
     cluster.queue_bounds = lambda topic, queue_id, timeout_s: QueueBounds(0, 100, 0)  # type: ignore[method-assign]
     with pytest.raises(DataLossError):

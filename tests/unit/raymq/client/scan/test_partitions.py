@@ -35,8 +35,8 @@ def spans(parts: list[ScanPartition]) -> list[list[tuple[int, int, int]]]:
 
 
 def test_a_large_queue_is_cut_where_its_bytes_are() -> None:
-    """A large queue is divided by its bytes, not by its offsets: the first half of its offsets has only a tenth of the
-    bytes."""
+    """A large queue is divided by its bytes, not by its offsets. In this test, the first half of the queue's offsets
+    has only a tenth of the bytes."""
     parts = plan_partitions(Sizes([MIB, 9 * MIB]), [queue(0, 1000)], partition_bytes=5 * MIB)
     assert spans(parts) == [[(0, 0, 722)], [(0, 722, 1000)]]
     assert all(abs(part.size_bytes - 5 * MIB) < 0.01 * MIB for part in parts)

@@ -219,7 +219,8 @@ def test_a_limit_is_kept_exactly_and_starves_no_queue(sizes: list[int], most: in
         assert by_queue.keys() == set(range(len(sizes)))
     for number, one in by_queue.items():
         assert one.start_offset == 5
-        # `limit_ranges` gives each queue a share of the `most` offsets, in proportion to the queue's size. Two offsets
-        # more are allowed: one for rounding, and one because each queue gets one offset before the rest is divided.
+        # `limit_ranges` gives each queue a share of the `most` offsets, in proportion to the queue's size. A queue may
+        # get two offsets more than its share: one because shares are rounded, and one because each queue first gets one
+        # offset, before the rest is divided.
         assert one.size <= min(sizes[number], sizes[number] * most / sum(sizes) + 2)
     assert limit_ranges(ranges, most) == limited

@@ -278,7 +278,8 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     def late(requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> Any:
         [result] = original(requests, max_bytes, wait_s, timeout_s)
         answers.append(result)
-        # replace the first answer: it says that the queue ends at offset 40, before the range 50 to 60 that is read
+        # replace the store's first answer by the answer of a store that does not show its end yet: the queue ends at
+        # offset 40, before the range 50 to 60 that is read
         if len(answers) == 1:
             [result] = store.fetch([type(requests[0])("orders", 0, 10**6, 1)], max_bytes=1, wait_s=0)
             result = type(result)(result.status, 40, 0, 40, b"", 0)

@@ -117,8 +117,8 @@ def test_the_answer_of_the_local_transaction_is_the_outcome(make, store, answer,
 
 @pytest.mark.parametrize("status", [one for one in SendStatus if one is not SendStatus.SEND_OK])
 def test_a_half_message_with_a_bad_status_is_rolled_back_without_the_block(make, store, status):
-    """Golden fact 102: a half message whose send status is not SEND_OK is rolled back, and the local transaction does
-    not run."""
+    """Golden fact 102 of spec/features.md: a half message whose send status is not SEND_OK is rolled back, and the
+    local transaction does not run."""
     store.status = status
     result = make().send_in_transaction(MESSAGE, lambda *_: pytest.fail("it was called"))
     assert (result.local_transaction_state, result.status, store.states()) == (State.ROLLBACK_MESSAGE, status, [12])

@@ -188,7 +188,8 @@ def test_a_negative_threshold_is_refused() -> None:
 
 
 def frames(data: bytes) -> list[tuple[bytes, int]]:
-    """Compress a body as raymq and as Java's streams do. Returns each compressed body with its sys flag."""
+    """Compress `data` once for each compressor: raymq's own, and Java's zstd and LZ4 streams. Returns pairs of
+    compressed bytes and sys flag."""
     stream = zstandard.ZstdCompressor(write_checksum=True).compressobj()
     linked = lz4.frame.compress(data, block_linked=True, content_checksum=True)
     return [

@@ -36,8 +36,8 @@ RECORD_8 = bytes.fromhex(
 
 
 def stored(*, born_ip: str = "127.0.0.1", append_prop_crc: bool = False) -> bytes:
-    """Return the encoded record of golden fact 8, with offset and timestamp set. `born_ip`: the producer's address.
-    `append_prop_crc`: whether the record has a property CRC."""
+    """Return the encoded record of golden fact 8 of spec/storage.md, with offset and timestamp set. `born_ip`: the
+    producer's address. `append_prop_crc`: True if the record has a property CRC."""
     batch = encode_batch(
         [Message("T", b"hi", tags="A")],
         0,

@@ -119,9 +119,9 @@ def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, 
 
 
 def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
-    """A fetch may leave out messages of the queue, for example by a tag filter. In this test it returned only the
-    messages at even offsets, and two of these are damaged. Every intact message that it returned is still found at its
-    own offset."""
+    """Each intact message in the result of a fetch is found at its own queue offset, even if the fetch left out
+    messages of the queue. In this test the fetch returned only the messages at even offsets, and two of these are
+    damaged."""
     located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
     data = bytearray(located.joined())
     size = int(located.sizes[0])

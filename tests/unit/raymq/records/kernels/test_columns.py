@@ -102,8 +102,8 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
 
 @pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["templates", "rows"])
 def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test twice: with record templates even if few records have the same layout, and without
-    templates."""
+    """Run every test twice. The first run uses record templates (shared layouts) even if few records have the same
+    layout; the second run uses none."""
     monkeypatch.setattr(raymq.records.kernels.templates, "_ROWS_PER_TEMPLATE", request.param)
 
 
@@ -287,8 +287,8 @@ def test_a_damaged_header_makes_a_row_of_nulls_or_is_read_as_row_by_row() -> Non
 
 
 def assert_unreadable(data: bytes, start: int) -> str:
-    """Check that the unreadable record at `start` becomes a row without a body. Returns the reason in the row's
-    error."""
+    """Check that the unreadable record at `start` becomes a row without a body. Returns the row's `error`, which
+    contains the reason."""
     starts = np.array([start])
     [row] = decode_columns(data, starts, broker_name="a", columns=["body", "error", "broker_name"]).to_pylist()
     assert (row["body"], row["broker_name"]) == (None, "a")

@@ -195,8 +195,8 @@ def test_a_flipped_bit_is_its_own_message_s_trouble(count: int, field: str, row:
 
 @pytest.mark.parametrize("count", [FEW_RECORDS, 70])
 def test_a_property_crc_finds_a_flipped_bit_of_any_byte(count: int) -> None:
-    """A property CRC detects a flipped bit in any byte of a record. If only the body is damaged, the body's own CRC
-    shows it, and the message keeps its other fields."""
+    """A property CRC detects a flipped bit in any byte of a record. Damage to the body alone is recognised by the
+    body's own CRC, so the message keeps its other fields."""
     bodies = [b"%06d" % number for number in range(count)]
     located = stored(bodies, sealed=True)
     check(located, {}, bodies)
@@ -216,8 +216,8 @@ def test_all_messages_may_be_unreadable(count: int) -> None:
 
 
 def test_intact_messages_are_always_delivered_in_order_and_once() -> None:
-    """Intact messages are always delivered once and in order, whatever bits are flipped in other records. The test does
-    not change the positions of the records."""
+    """Intact messages are always delivered once and in order, even if random bits of other records are flipped. No flip
+    changes the positions of the records."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     chance = random.Random(seed)

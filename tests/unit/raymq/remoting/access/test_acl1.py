@@ -191,7 +191,7 @@ def test_the_file_of_users_that_is_made_of_it_decides_alike(tmp_path: Path) -> N
 
 
 def acl1_allows(account: Account, perm: Perm, resource: Resource) -> bool:
-    """Return whether ACL 1.0 allows access to one resource, by steps 6 to 10 of its check (spec/features.md
+    """Return True if ACL 1.0 allows access to one resource, by steps 6 to 10 of its check (spec/features.md
     §7.3)."""
     if perm is Perm.PUB and resource.name == TRACE_TOPIC and resource.type is ResourceType.TOPIC:
         return True

@@ -138,8 +138,9 @@ NEEDS = st.builds(
 
 
 def model(entries: list[Entry], wanted: Need, address: str) -> bool:
-    """Decide a request by the rules of the specification: apply one rule after another, from the most specific match of
-    an entry to the least specific match."""
+    """Decide a request as the specification of access control describes it: apply one rule after another, from the most
+    specific match of a policy entry to the least specific match. The tests compare raymq's decisions with this
+    function."""
 
     def applies(entry: Entry) -> bool:
         text = str(entry.resource)

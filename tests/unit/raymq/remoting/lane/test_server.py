@@ -283,7 +283,7 @@ def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(co
     assert bytes(opened.receive(deadline_s).payload) == b"newer"
 
 
-# Tests of the clients that the lane server accepts or refuses
+# Tests of the clients that the server of lanes (direct socket connections) accepts or refuses
 
 
 def test_a_wrong_secret_opens_nothing(server, connect, way):
@@ -490,7 +490,7 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
 
 def test_slow_connections_are_dropped_and_do_not_block_other_clients(monkeypatch, server, connect):
     """Connections that send only a byte now and then are dropped, and do not keep other clients from connecting. The
-    test opens twice as many as may authenticate at the same time."""
+    test opens twice as many such connections as may authenticate at the same time."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 64)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(2 * lane_server.HANDSHAKES_MAX)]
     stop = threading.Event()
@@ -511,8 +511,8 @@ def test_slow_connections_are_dropped_and_do_not_block_other_clients(monkeypatch
 
 
 def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
-    """Silent connections that fill the backlog do not keep other clients from connecting. The test opens more
-    connections than can authenticate and wait in the backlog together."""
+    """Silent connections that fill the server's backlog do not keep other clients from connecting. The test opens so
+    many connections that some can neither authenticate nor wait in the backlog."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
     server._listeners[0].listener.listen(32)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]

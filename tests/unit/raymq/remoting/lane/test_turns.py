@@ -10,7 +10,7 @@ def test_frames_are_granted_up_to_the_limit_and_then_in_the_order_of_asking():
     frames = LargeFrames(100, longest_wait_s=1.0)
     assert frames.ask("a", 60, 0.0) is Turn.GRANTED
     assert frames.ask("b", 60, 0.0) is Turn.WAITING
-    assert frames.ask("c", 10, 0.0) is Turn.WAITING  # c's frame would fit, but b asked earlier and is next
+    assert frames.ask("c", 10, 0.0) is Turn.WAITING  # c's frame would fit below the limit, but b is next
     assert (frames.granted_bytes, frames.waiting_bytes) == (60, 70)
     assert frames.finish("a", 1.0) == ["b", "c"]
     assert (frames.granted_bytes, frames.waiting_bytes) == (70, 0)

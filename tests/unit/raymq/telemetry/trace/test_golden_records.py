@@ -82,8 +82,9 @@ def test_122_end_transaction() -> None:
 
 
 def test_123_empty_keys_at_the_end_are_never_written_and_can_be_read() -> None:
-    """Golden fact 123: a trace record with empty keys at its end can be read, but is never written. raymq writes a
-    placeholder word instead of empty keys, because RocketMQ's reader would fail."""
+    """Golden fact 123 of spec/features.md: RocketMQ writes a trace record with empty keys at its end, but its own
+    reader fails on this record. raymq can read such a record, but never writes one: it writes a placeholder word
+    instead of empty keys."""
     [record], unreadable = decode_records(text_of("SubBefore^1^R^cg^REQ^ID1^2^$"))
     assert (record, unreadable) == (SubBefore(1, "R", "cg", "REQ", "ID1", 2, ""), 0)
     assert shown(encode_records([record])) == "SubBefore^1^R^cg^REQ^ID1^2^null$"

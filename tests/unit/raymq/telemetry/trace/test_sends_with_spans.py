@@ -58,7 +58,7 @@ def spans() -> SendSpans:
 
 
 def send_in_transaction(producer: Producer, message: Message) -> None:
-    """Send a message in a transaction and commit the transaction. A transaction producer does this, and sends with
+    """Send a message in a transaction and commit the transaction. The test's TransactionProducer sends through
     `producer`."""
     transactions = TransactionProducer(
         producer,

@@ -1,5 +1,5 @@
-"""Tests of OpenTelemetry spans: their parents, the message properties that carry them, and no spans unless a program
-requests spans."""
+"""Tests of OpenTelemetry spans: their parents, and the message properties that carry them. Without a program that
+requests spans, no spans are created."""
 
 from __future__ import annotations
 

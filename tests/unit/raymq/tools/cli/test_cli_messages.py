@@ -1,5 +1,5 @@
-"""Tests of `raymq consume --timeout`: when the command treats a topic as having no more messages. The consumer is a
-fake."""
+"""Tests of `raymq consume --timeout`: when the command concludes that the topic has no more messages, and ends. The
+consumer is a fake."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Consumer:
-    """Fake consumer that gets a queue after its second poll. Its third poll returns the messages `lines`; if `lines` is
-    empty, no poll returns a message."""
+    """Fake consumer that gets its queue only after the second poll. The third poll returns the messages in `lines`; all
+    other polls return nothing."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

@@ -1,4 +1,5 @@
-"""Tests of `raymq send` with a fake producer: its lines, its exit codes, and what it reports of lines that fail."""
+"""Tests of `raymq send` with a fake producer: the lines that it reads, its exit codes, and its report of lines that
+cannot be sent."""
 
 from __future__ import annotations
 

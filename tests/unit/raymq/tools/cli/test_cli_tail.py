@@ -17,7 +17,8 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Admin:
-    """Fake Admin whose topic gets the messages of `arrivals`, one tuple at each read, and then no more."""
+    """Fake Admin with a topic. Each read of the topic returns the next tuple of messages from `arrivals`. After the
+    last tuple, reads return no messages."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrived] = []

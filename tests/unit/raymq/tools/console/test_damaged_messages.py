@@ -28,8 +28,8 @@ def damaged(tmp_path_factory):
 
 @pytest.fixture
 def messages(damaged: DamagedTopic, cluster: FakeCluster) -> list[MessageExt]:
-    """Put the messages of the damaged topic into the console's cluster, in the topic and as dead letters. Returns the
-    messages."""
+    """Put the messages of the damaged topic into the console's fake cluster, as messages of a topic and as dead letters
+    of a group. Returns the messages."""
     found = list(damaged.admin.browse(TOPIC, limit=1000, newest_first=False, whole_bodies=False).messages)
     cluster.messages[TOPIC] = found
     cluster.letters["billing"] = [DeadLetter(message, TOPIC, False) for message in found]
@@ -76,8 +76,8 @@ def test_files_have_an_error_in_place_of_a_body(admin: AsgiClient, messages, dam
 
 
 def test_a_page_of_bombs_costs_a_few_bytes_of_each(admin: AsgiClient, cluster: FakeCluster, tmp_path):
-    """A page of decompression bombs reads only a few bytes of each. Its 200 messages have 300 bytes each, and each
-    states a decompressed size of 4 MiB, which is allowed."""
+    """A console page that lists decompression bombs reads only a few bytes of each message. The page has 200 messages
+    of 300 bytes. Each message states a decompressed size of 4 MiB, which is allowed."""
     bomb = compress(bytes(4 << 20), CompressionType.ZSTD)
     with damaged_topic(tmp_path / "store", lying=False, flipped=()) as topic:
         topic.store.append([lying_batch([(bomb, 0x201)] * 200)])

@@ -41,7 +41,7 @@ def readings(held: int, lag: int, behind_ms: int | None) -> BrokerReadings:
 
 
 class Admin:
-    """Fake Admin for two brokers. `calls`: the names of its calls."""
+    """Fake Admin for two brokers. `calls`: the names of the methods that the code under test has called."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -112,8 +112,8 @@ def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: 
     assert listing.missing == (NoAnswer("broker-b", NO_ANSWER),)
     assert topic_view(admin, "orders").missing == [f"broker-b: {NO_ANSWER}"]
     with pytest.raises(ServiceNotAvailableError, match="broker-b"):
-        # `cluster_figures` raises an error, because broker-b does not answer. Without broker-b's messages, the total
-        # would shrink and look like a restart.
+        # Broker-b does not answer, so `cluster_figures` raises an error. A total without broker-b's messages would be
+        # smaller than the last total, as if a server had restarted.
         cluster_figures(admin, 1_000)
 
 

@@ -31,7 +31,8 @@ def test_a_server_that_stops_ends_the_open_tails() -> None:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["x-accel-buffering"] == "no"
             read_until(answer, b": connected")
-            # Wait for the live tail's first event. The tail shows only messages that arrive after this event.
+            # Wait for the live tail's first event before a message is sent, because the tail shows only messages that
+            # arrive after this event.
             read_until(answer, b"event: messages")
             cluster.messages["orders"].append(fake_message(body=b"new"))
             read_until(answer, b"event: messages")

@@ -337,8 +337,9 @@ def test_a_queue_with_more_than_a_poll_takes_does_not_hide_the_others(consume, s
 
 
 def test_a_queue_of_inner_batches_is_fetched_and_looked_for_in_the_files_once(consume, store, storages, monkeypatch):
-    """A consumer reads a queue of inner batches by fetch calls, after one try in the files. Each record of such a queue
-    holds many messages without consume-queue entries of their own, and only the store can split it."""
+    """A consumer tries to read a queue of inner batches from the mapped files once, and then reads it by fetch calls.
+    Each record of such a queue holds many messages without consume-queue entries of their own, and only the store can
+    split it."""
     looks = []
 
     def lacks(request, end, max_bytes):
@@ -440,7 +441,7 @@ def test_a_predicate_that_fails_stops_its_queue_only_and_names_the_message(consu
 
 
 def poll_into(found: list[bytes], consumer: PullConsumer) -> None:
-    """Poll until a poll returns no messages. Adds the bodies of all messages to `found`."""
+    """Poll repeatedly, until a call returns no messages. Adds the bodies of all messages to `found`."""
     while messages := consumer.poll(timeout_s=WAIT_S):
         found += [message.body for message in messages]
 

@@ -216,7 +216,7 @@ def test_a_forbidden_queue_is_kept_and_continues_where_it_stopped():
     assert not core.waits_for_broker()
     grant(core, Q0, Q1, generation=1)  # the queues are granted again with the same generation as before
     assert core.all_forbidden
-    assert poll(core) == []  # a poll also marks the messages of the previous poll as finished
+    assert poll(core) == []  # this poll also marks the messages of the previous poll as finished by the program
     assert commit(core, stopped={Q0: "forbidden to read"}) == {Q0: 1}
     core.commit_answered(core.reset_queries(), CommitAnswer())
     assert (core.wanted(), core.paused, dict(core.forbidden)) == ({Q0: 1}, [Q1], {})

@@ -417,15 +417,15 @@ def test_replies_are_sent_before_their_message_counts_as_consumed(key):
 def test_calls_are_counted_by_how_long_they_took_and_if_they_failed(listener, monkeypatch):
     counted = Counted()
     monkeypatch.setattr(consume_pool, "CLIENT_FIGURES", counted)
-    # With a limit of an hour, every listener call counts as quick. The pool then counts the successful calls together,
-    # and the failed call separately.
+    # With QUICK_CALL_S = one hour, every listener call counts as quick. The pool then reports the successful calls
+    # together, and the failed call separately.
     monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 3600.0)
     listener.answers["bad"] = ValueError("no")
     request = request_of("a", "b", "bad", "c")
     request.topic = "orders"
     run(pool_of(listener, group="g"), request)
     assert counted.values(PROCESS_TIME) == {("orders", "g", "success"): 3, ("orders", "g", "failure"): 1}
-    # With a limit of 0 s no listener call is quick, so the pool reports each call's duration separately.
+    # With QUICK_CALL_S = 0 no listener call counts as quick, so the pool reports each call's duration separately.
     monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)
     more = request_of("d", "e")
     more.topic = "orders"

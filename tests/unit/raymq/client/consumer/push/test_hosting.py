@@ -20,7 +20,8 @@ INSTANCE = Instance("pull-billing-0", "key", ("broker-a", "broker-b"))
 
 
 class Cluster:
-    """Fake cluster with a Pull actor that may not run, and with brokers that start the Pull actor."""
+    """Fake cluster with a Pull actor, which runs only if `runs` is True, and with brokers that start the Pull
+    actor."""
 
     def __init__(self) -> None:
         self.runs = False

@@ -1,5 +1,5 @@
-"""Tests of consume tasks in a listener's process: their messages, the calls of the listener, and the reports about the
-tasks."""
+"""Tests of consume tasks in a listener's process: the messages of a task, the task's calls of the listener, and the
+reports about the task."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.history.waiting import eventually
 
 @pytest.fixture
 def received(monkeypatch) -> list[object]:
-    """Return the list in which the test's listeners record their messages. Delays the feed's interim reports, so that
-    it reports a task only when the task has ended; a test may change this."""
+    """Return the list in which the test's listeners record their messages. By default, the feed sends no interim
+    reports: it reports a task only after the task has ended. A test may change the interval of interim reports."""
     monkeypatch.setattr(module, "REPORT_S", WAIT_S)
     return []
 
@@ -117,7 +117,7 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
-        # add up the answers of several calls: each call returns only the reports that no earlier call returned
+        # collect the reports of several calls, because each call returns only the reports that no earlier call returned
         reports.update(reports_of(feed))
         return len(reports) == 2
 
@@ -210,7 +210,7 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
 
 
 class Pull:
-    """Fake Pull actor that returns tasks, and loses some calls."""
+    """Fake Pull actor that returns tasks. Its first calls fail, as if they were lost."""
 
     def __init__(self, *tasks: ShippedTask) -> None:
         self.tasks = list(tasks)

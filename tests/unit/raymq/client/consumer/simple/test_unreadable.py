@@ -1,5 +1,5 @@
-"""Tests of messages that a simple consumer cannot read: they are delivered as often as other messages, and then become
-dead letters."""
+"""Tests of messages that a simple consumer cannot read. Such a message is delivered again up to the same number of
+times as any other message, and then becomes a dead letter."""
 
 from __future__ import annotations
 

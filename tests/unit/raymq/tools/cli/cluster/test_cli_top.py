@@ -144,7 +144,7 @@ class Terminal:
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Read the terminal's output until its new part matches `pattern`."""
+        """Read the terminal's output until the part since this call began matches `pattern`."""
         start, deadline_s = len(self.shown), time.monotonic() + 60
         while not re.search(pattern, self.shown[start:], re.DOTALL):
             ready, _, _ = select.select([self._ours], [], [], max(deadline_s - time.monotonic(), 0))

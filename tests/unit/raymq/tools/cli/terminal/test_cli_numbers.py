@@ -62,7 +62,7 @@ def test_the_bounds_themselves_and_the_default_are_taken(
     words: str, parameter: click.Parameter, type_: NumberType
 ) -> None:
     for number in (type_.bounds.low, type_.bounds.high):
-        if number < 2**53:  # an integer from 2**53 on has no exact float
+        if number < 2**53:  # a float may not represent a larger integer exactly
             assert type_.convert(str(number), parameter, None) == number
     if isinstance(parameter.default, int | float):
         assert type_.convert(parameter.default, parameter, None) == parameter.default

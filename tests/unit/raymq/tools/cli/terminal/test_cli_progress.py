@@ -21,8 +21,7 @@ from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
-"""Number of messages in the tests of commands that print a line per message and show a progress bar
-nevertheless."""
+"""Number of messages in the tests of commands that print a line for each message and also show a progress bar."""
 
 
 class Producer:
@@ -100,8 +99,8 @@ def test_a_step_is_shown_literally(terminal: StringIO) -> None:
 
 
 def shown_steps(*texts: str) -> list[tuple[str, bool]]:
-    """Begin the progress steps `texts` one after another. Returns the steps that are visible at the end, each with
-    whether it is done."""
+    """Begin the progress steps `texts` one after another. Returns a pair for each step that is visible at the end: its
+    text, and True if the step is done."""
     bar = Progress(disable=True)
     steps = progress.Steps(bar)
     for text in texts:

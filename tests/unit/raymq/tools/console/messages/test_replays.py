@@ -1,4 +1,5 @@
-"""Tests of the message replays that a user starts in the console. They run in threads that a test can block."""
+"""Tests of the message replays that a user starts in the console. The replays run in threads that a test can
+block."""
 
 from __future__ import annotations
 
