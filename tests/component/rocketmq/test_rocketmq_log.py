@@ -35,8 +35,8 @@ def offsets(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[in
 
 @pytest.fixture(params=["in blocks", "singly"])
 def walk(request):
-    """Run each test twice: once recovery and replication read the log in blocks of many records, and once they read one
-    record at a time."""
+    """Run each test twice: with recovery and replication reading the log in blocks of many records, and with both
+    reading one record at a time."""
     if request.param == "singly":
         with (
             mock.patch.object(storage.recovery.log_files, "read_block", return_value=None),

@@ -87,7 +87,7 @@ def java(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def token(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that only the owner may read the file with Ray's token."""
+    """Check that the file that contains Ray's token can be read by the file's owner only."""
     if machine.token_mode is None:
         if machine.token_digest:
             yield ok("the token is in RAY_AUTH_TOKEN")

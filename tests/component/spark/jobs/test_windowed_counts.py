@@ -182,7 +182,7 @@ QUEUES = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 DISORDER_S = 60
 """The times of a topic's messages are at most this number of seconds out of order."""
 PATIENT = Windows(60, 60, DISORDER_S)
-"""Windows that count each message of a topic, because none is late."""
+"""Time windows with so long a watermark that no message of the topic is late, so each message is counted."""
 
 
 @dataclass(frozen=True, slots=True)

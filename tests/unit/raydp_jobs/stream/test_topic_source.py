@@ -298,7 +298,7 @@ def test_a_query_that_closes_its_windows_does_so_in_two_batches_after_its_last_m
 
 
 def test_a_batch_that_closes_windows_reads_no_message_again() -> None:
-    """The batch before the closing batches began at its own start offsets. The closing batches have none."""
+    """The last batch with messages has start offsets. The two batches that close the query have none."""
     query = Query(FakeTopics({A0: (3, 8)}), closes=True)
     query.source.prepare_available_now("q")
     assert query.batch() == {A0: range(3, 8)}

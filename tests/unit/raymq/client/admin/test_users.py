@@ -1,4 +1,5 @@
-"""Tests of Admin's methods for users. Changes are sent to the first broker group, and contain no secret."""
+"""Tests of the methods of Admin that create, change and delete users. A change is sent to the first broker group, and
+contains no secret."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_viewers_share_a_reader_which_ends_with_the_last_one() -> None:
 
 def test_more_than_the_rate_is_passed_over_and_counted() -> None:
     async def test(topic: Topic) -> None:
-        # the limit of the live tail allows ten messages for each read of the topic
+        # the live tail sends at most ten messages for each read of the topic
         tails = tails_of(topic, rate=10_000)
         viewer = tails.open("t", lambda _: True)
         await wait_for_begin(viewer)
