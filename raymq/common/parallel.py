@@ -1,7 +1,7 @@
 """Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
 Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
-has finished, even before the functions registered with `atexit` run. From Python 3.12 on, no thread can be started
+has finished, even before the functions registered with `atexit` run. In Python 3.12, no thread can be started
 then, either. But if such a function closes a client, the client still has to commit offsets. So if no thread can be
 started, the calling thread makes the calls itself.
 
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def is_shutdown_error(error: RuntimeError) -> bool:
-    """Return True if a thread could not be started because the interpreter shuts down (Python 3.12 and newer). Returns
+    """Return True if a thread could not be started because the interpreter shuts down (Python 3.12). Returns
     False for other reasons, such as too many threads."""
     return "interpreter shutdown" in str(error)
 

@@ -25,7 +25,7 @@ WAIT_S = 60.0
 """Timeout of every wait in a test, in seconds. A successful wait takes far less time."""
 
 AT_SHUTDOWN = "can't create new thread at interpreter shutdown"
-"""The text of the RuntimeError with which Python 3.12 and 3.13 refuse to start a thread at the interpreter's exit."""
+"""The text of the RuntimeError with which Python 3.12 refuses to start a thread at the interpreter's exit."""
 
 
 @contextmanager

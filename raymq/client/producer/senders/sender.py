@@ -5,7 +5,7 @@ batches out of their queues, encodes one batch per queue, and appends all of the
 message does not wait for the thread. Its caller encodes it, sends it and reads the answer (`send_at_once`,
 `send_single`). If the caller's attempt fails, the thread sends the very same bytes again.
 
-From Python 3.12 on, no thread can be started while the interpreter shuts down. A sender that is made then has no
+In Python 3.12, no thread can be started while the interpreter shuts down. A sender that is made then has no
 thread. The callers that leave messages to it send the messages themselves before they return (`send_threadless`).
 
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the

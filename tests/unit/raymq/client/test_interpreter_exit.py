@@ -1,4 +1,4 @@
-"""Tests of client objects at the exit of Python 3.12 and newer, where no thread can be started. Sends still reach the
+"""Tests of client objects at the exit of Python 3.12, where no thread can be started. Sends still reach the
 store, and objects that need a thread raise a clear error."""
 
 from __future__ import annotations
