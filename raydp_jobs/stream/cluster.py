@@ -174,6 +174,11 @@ class TopicCluster(StreamCluster):
                     gone.add(topic)
         return [queue for queue in queues if queue.topic in gone]
 
+    def absent_brokers(self) -> Sequence[str]:
+        with self._lock:
+            source = self._connected().queues
+        return sorted({name for topic in self._choice.now(source) for name in source.absent_brokers(topic)})
+
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
         with self._lock:
             routes = self._connected().routes

@@ -23,7 +23,7 @@ from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, 
 from raydp_jobs.stream.progress import StreamOffsets, WindowClosing, lag_metrics
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import Creations, is_created_anew
-from raymq.common.errors import DataLossError, InvalidArgumentError
+from raymq.common.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
@@ -62,6 +62,11 @@ class StreamCluster(Protocol):
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         """Return the queues among `queues` whose topic was deleted."""
+        ...
+
+    def absent_brokers(self) -> Sequence[str]:
+        """Return the names of the broker groups that hold queues of the source's topics, but that no route of these
+        topics has now. Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer answers."""
         ...
 
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
@@ -127,7 +132,8 @@ class TopicSource:
         Spark calls this method after the batch that ends at `start` has finished, so this method commits `start`.
         `unlimited`: the batch should contain all messages. Raises DataLossError in the cases of
         raydp_jobs.stream.planner.plan_batch, and InvalidArgumentError if the query's windows are closed and the source
-        does not close windows.
+        does not close windows. Raises ServiceNotAvailableError instead of closing windows while a broker group may have
+        messages that the query has not read.
         """
         query = self._query(query_id)
         previous = StreamOffsets.from_json(start) if start is not None else None
@@ -143,7 +149,8 @@ class TopicSource:
         if plan.offsets is not None:
             query.batch_s = self._clock()
             return plan.offsets.to_json()
-        if previous is not None and self._closes_windows(query):
+        if previous is not None and self._closes and query.until is not None:
+            self._check_all_read(previous, query.until, query.latest)
             return replace(previous, starts={}, partitions=1, closing=WindowClosing.ROW).to_json()
         return start
 
@@ -196,6 +203,29 @@ class TopicSource:
 
     def _closes_windows(self, query: _Query) -> bool:
         return self._closes and query.until is not None
+
+    def _check_all_read(
+        self, previous: StreamOffsets, until: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int]
+    ) -> None:
+        """Raise ServiceNotAvailableError if a query that has read up to `previous` may have left out messages. After
+        its windows are closed, Spark would drop these messages as late.
+
+        `until`: the query's fixed end offsets. They lack the queues of a broker group that was not in the routes when
+        the query began. `latest`: the last known ends of the queues. After a failover, a new master at first shows
+        fewer messages than its queue has.
+        """
+        read = {(queue.topic, queue.broker_name) for queue in until}
+        known = sorted({*previous.offsets, *self._cluster.queues()})
+        missing = [queue for queue in known if (queue.topic, queue.broker_name) not in read]
+        deleted = self._cluster.deleted(missing) if missing else []
+        away = {queue.broker_name for queue in missing if queue not in deleted}
+        away |= {queue.broker_name for queue, end in until.items() if latest.get(queue, 0) < end}
+        away.update(self._cluster.absent_brokers())
+        if away:
+            raise ServiceNotAvailableError(
+                f"broker group {', '.join(sorted(away))} may have messages that the query has not counted, so its last "
+                "windows are not closed: repeat the run when `raymq status` shows the group"
+            )
 
     def _check_closes(self) -> None:
         """Raise InvalidArgumentError if a source that does not close time windows continues a closed query."""

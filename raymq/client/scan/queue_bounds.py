@@ -52,6 +52,15 @@ class ClusterQueues(ScanSource):
         self._routes.invalidate(stored)
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
+    def absent_brokers(self, topic: str) -> Sequence[str]:
+        """Return the names of the broker groups that hold queues of `topic` according to its layout, but that the
+        current route lacks. Empty if the route has no layout. Raises ServiceNotAvailableError or RequestTimeoutError if
+        no NameServer answers."""
+        stored = self._names.wrap(topic)
+        self._routes.invalidate(stored)
+        route = self._routes.wait(stored, BOUNDS_TIMEOUT_S)
+        return sorted(route.queue_counts().keys() - {data.broker_name for data in route.queues})
+
     def creations(self, topics: Iterable[str]) -> Creations:
         """Return the creation ids of topics (raymq.common.protocol.route.TopicConfig) by topic and broker group, from
         the current routes of one NameServer. Topics without a route are omitted. Raises ServiceNotAvailableError or

@@ -42,11 +42,13 @@ class FakeTopics(StreamCluster):
     """Fake cluster for tests of streaming queries. It stores no messages; it computes them from their queue and offset.
 
     `held`: first offset and next offset of each queue. `silent`: names of broker groups that do not answer.
+    `absent`: names of broker groups with queues that are not in `held`.
     """
 
     def __init__(self, held: Mapping[MessageQueue, tuple[int, int]], *, start: int = EARLIEST) -> None:
         self.held, self.start = dict(held), start
         self.silent: set[str] = set()
+        self.absent: set[str] = set()
         self.gone: set[MessageQueue] = set()
         self.ids: dict[str, dict[str, str]] = {}
         self.near: dict[str, Sequence[str]] = {}
@@ -75,6 +77,9 @@ class FakeTopics(StreamCluster):
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         return [queue for queue in queues if queue in self.gone]
+
+    def absent_brokers(self) -> Sequence[str]:
+        return sorted(self.absent)
 
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
         return [self.near.get(part.broker_name, ()) for part in parts]

@@ -325,6 +325,48 @@ def test_windows_are_not_closed_while_a_broker_group_does_not_answer() -> None:
     assert (query.batch(), closing_of(query)) == ({}, WindowClosing.ROW)
 
 
+def test_windows_are_not_closed_while_a_broker_group_is_not_in_the_route() -> None:
+    """An expired broker group is neither among the queues nor silent. A checkpoint that has read from the group knows
+    its queues; a new checkpoint knows only the topic's layout."""
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    before = Query(topics)
+    before.batch()
+    topics.append(B0, 1)
+    away = topics.held.pop(B0)
+    for position, absent in ((before.position, set()), (None, {"b"})):
+        query, topics.absent = Query(topics, closes=True), absent
+        query.position = position
+        query.source.prepare_available_now("q")
+        if position is None:
+            query.batch()
+        with pytest.raises(ServiceNotAvailableError, match="broker group b may have messages"):
+            query.batch()
+        # The group returns. This query fixed its end without the group, and still does not close its windows.
+        topics.held[B0], topics.absent = away, set()
+        with pytest.raises(ServiceNotAvailableError, match="broker group b may have messages"):
+            query.batch()
+        del topics.held[B0]
+    topics.held[B0] = away
+    again = Query(topics, closes=True)
+    again.position = before.position
+    again.source.prepare_available_now("q")
+    assert again.batch() == {B0: range(5, 6)}
+    assert (again.batch(), closing_of(again)) == ({}, WindowClosing.ROW)
+
+
+def test_windows_are_not_closed_while_a_new_master_shows_fewer_messages() -> None:
+    topics = FakeTopics({A0: (0, 9)})
+    query = Query(topics, closes=True, max_offsets=5)
+    query.source.prepare_available_now("q")
+    assert query.batch() == {A0: range(5)}
+    topics.held[A0] = (0, 5)
+    with pytest.raises(ServiceNotAvailableError, match="broker group a may have messages"):
+        query.batch()
+    topics.held[A0] = (0, 9)
+    assert query.batch() == {A0: range(5, 9)}
+    assert (query.batch(), closing_of(query)) == ({}, WindowClosing.ROW)
+
+
 def test_a_restarted_query_finishes_closing_and_reads_nothing() -> None:
     topics = FakeTopics({A0: (0, 5)})
     topics.ids = {"orders": {"a": "1"}}

@@ -3,6 +3,7 @@ another replica has become master."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_the_bounds_of_all_queues_take_one_call_to_each_broker_group(
     found = cluster.bounds(ALL)
     assert found == {queue: QueueBounds(queue.queue_id, len(queue.topic), 0) for queue in ALL}
     assert [storage.calls for storage in storages.values()] == [[("bounds", 3)], [("bounds", 1)]]
+
+
+def test_a_broker_group_of_the_layout_that_the_route_lacks_is_absent(storages: dict[str, Storage]) -> None:
+    routes: Any = FakeRoutes(replace(topic_route("orders", a=2), layout="a:2;b:1"), topic_route("payments", a=1))
+    cluster = ClusterQueues(routes, Any)
+    assert cluster.absent_brokers("orders") == ["b"]
+    assert cluster.absent_brokers("payments") == []
 
 
 def test_so_do_the_bytes_of_all_ranges_which_come_in_order(
