@@ -129,8 +129,10 @@ def parse_options(given: Mapping[str, str | None]) -> dict[str, Any]:
             "choose the topics to read: pass exactly one of the options topic and topic_pattern, such as "
             '.option("topic", "orders")'
         )
-    for topic in options.get("topic", ()):
-        check_topic(topic)
+    if "topic" in options:
+        options["topic"] = list(dict.fromkeys(options["topic"]))
+        for topic in options["topic"]:
+            check_topic(topic)
     Subscription.parse("any", options.get("tags", "*"))
     check_unreadable(options.get("unreadable", "null"))
     schema_with("binary", options.get("columns"))

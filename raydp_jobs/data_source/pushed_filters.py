@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from raymq.client.scan.offsets import OffsetLookups
-from raymq.client.scan.ranges import OffsetRange
+from raymq.client.scan.ranges import OffsetRange, ScanSource
 from raymq.common.message import MessageQueue
 from raymq.common.numbers import NUMBER_MAX
 
@@ -139,7 +138,7 @@ def _one_of(column: str, values: Sequence[Any]) -> ColumnCondition:
     return ColumnCondition(frozenset(values), min(values), max(values))
 
 
-def narrow_ranges(lookups: OffsetLookups, ranges: Sequence[OffsetRange], conditions: Conditions) -> list[OffsetRange]:
+def narrow_ranges(source: ScanSource, ranges: Sequence[OffsetRange], conditions: Conditions) -> list[OffsetRange]:
     """Return the parts of `ranges` that can contain messages which meet the `conditions`, in the order of `ranges`.
 
     Looks up offsets by time in the cluster, but only if `conditions` limit the store time. A condition on tags shortens
@@ -157,12 +156,32 @@ def narrow_ranges(lookups: OffsetLookups, ranges: Sequence[OffsetRange], conditi
     if times.low > times.high:
         return []
     if kept and times.low > 0:
-        first = lookups.offsets_by_time(_each(kept, times.low))
+        first = source.offsets_by_time(_each(kept, times.low))
         kept = [replace(one, start_offset=max(one.start_offset, first[one.queue])) for one in kept]
     if kept and times.high < NUMBER_MAX:
-        after = lookups.offsets_by_time(_each(kept, max(0, times.high + 1)))
+        after = _ends_by_time(source, kept, max(0, times.high + 1))
         kept = [replace(one, end_offset=min(one.end_offset, after[one.queue])) for one in kept]
     return [one for one in kept if one.size > 0]
+
+
+def _ends_by_time(source: ScanSource, ranges: Sequence[OffsetRange], time_ms: int) -> Mapping[MessageQueue, int]:
+    """Return, for each range's queue, an offset from which on no message of the range has a store time before
+    `time_ms`.
+
+    The lookup by time answers with the queue's end if no message is as late as `time_ms`. After a failover a new master
+    at first shows an end that lies before messages of the range. So the answer counts only if the whole range was
+    visible before and after the lookup; otherwise the result is the range's end.
+    """
+    queues = [one.queue for one in ranges]
+    before = source.bounds(queues)
+    found = source.offsets_by_time(dict.fromkeys(queues, time_ms))
+    seen = (before, source.bounds(queues))
+    return {
+        one.queue: found[one.queue]
+        if all(bounds[one.queue].max_offset >= one.end_offset for bounds in seen)
+        else one.end_offset
+        for one in ranges
+    }
 
 
 def tags_of(conditions: Conditions) -> frozenset[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raydp_jobs.data_source.versions import BATCH_SPARK, check_spark4
 from raydp_jobs.worker_client import address_of_cluster
 from raymq.client.client import Client, connect
+from raymq.common.errors import ClientStateError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,15 +35,21 @@ def register_raymq(spark: SparkSession, *, client: Client | None = None, push_fi
     the plan of the last pushed filter for all uses of a DataFrame. So with `push_filters` call `load()` anew for each
     filter; otherwise rows are missing. Sets Spark's setting `spark.sql.python.filterPushdown.enabled` to true.
 
-    Raises MissingExtraError if pyspark is not installed, ClientStateError for an older Spark, and the errors of
-    `raymq.connect`. The session is unchanged after an error.
+    Raises MissingExtraError if pyspark is not installed, ClientStateError for an older Spark and for a session of Spark
+    Connect, and the errors of `raymq.connect`. The session is unchanged after an error.
     """
     check_spark4(BATCH_SPARK, 'format("raymq")')
+    context = getattr(spark, "sparkContext", None)  # a session of Spark Connect raises AttributeError
+    if context is None:
+        raise ClientStateError(
+            "register_raymq needs a session whose driver runs in this program, but this is a session of Spark "
+            "Connect: create it with SparkSession.builder without .remote(...)"
+        )
     from raydp_jobs.data_source.partitions import SourceSettings
 
     with nullcontext(client) if client is not None else connect() as connection:
         address = address_of_cluster(connection)
-    settings = SourceSettings(address, spark.sparkContext.defaultParallelism, push_filters)
+    settings = SourceSettings(address, context.defaultParallelism, push_filters)
     spark.dataSource.register(source_class(settings))
     if push_filters:
         spark.conf.set(FILTER_SETTING, "true")

@@ -22,7 +22,7 @@ from raydp_jobs.source.reader import MORE_SPARK_COLUMNS, SPARK_SCHEMA
 from tests.support.cases import chaos_seed
 from tests.support.history.waiting import eventually
 from tests.support.spark.local_spark import local_spark
-from tests.support.spark.spark4 import Spark4Error, Spark4Session, spark4_python, spark4_session
+from tests.support.spark.spark4 import Spark4Error, Spark4Session, java_home, spark4_python, spark4_session
 from tests.support.spark.spark4_program import Rows, rows_of, run_query
 
 pytestmark = pytest.mark.timeout(1800)  # The first run downloads Spark 4 and builds its wheel.
@@ -38,6 +38,7 @@ ENDS = ("endOffset", "latestOffset")
 @pytest.fixture(scope="session")
 def python4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of the environment with Spark 4."""
+    java_home()  # before the large download of Spark 4: without a Java the tests are skipped
     return spark4_python(tmp_path_factory.mktemp("wheel"))
 
 

