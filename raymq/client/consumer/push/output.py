@@ -79,7 +79,10 @@ class OutputPart(NamedTuple):
 
 class OutputBuffer:
     """The newest lines that this process has written, with at most `chars_max` characters, as OUTPUT_CHARS_MAX counts
-    them. Thread-safe."""
+    them. Thread-safe.
+
+    If this process forks, the child's lines are not copied, because no program reads the child's copy of the buffer.
+    """
 
     def __init__(self, chars_max: int = OUTPUT_CHARS_MAX) -> None:
         self._chars_max = chars_max
@@ -87,21 +90,35 @@ class OutputBuffer:
         self._added = threading.Condition()
         self._lines: deque[OutputLine] = deque()
         self._first, self._chars = 0, 0
+        self._is_forked = False
+        """True in a forked child process. The buffer then accepts no line."""
 
     def copy_streams(self) -> None:
-        """Copy all lines that Python code writes to sys.stdout and sys.stderr from now on."""
+        """Copy all lines that Python code writes to sys.stdout and sys.stderr from now on. Call this method
+        once per buffer."""
         sys.stdout = CopyingStream(sys.stdout, lambda text: self.add(OutputLine(False, text)))
         sys.stderr = CopyingStream(sys.stderr, lambda text: self.add(OutputLine(True, text)))
+        os.register_at_fork(after_in_child=self._end_copying)
+
+    def _end_copying(self) -> None:
+        """Copy no further lines, in a forked child process. A thread of the parent process may have held the buffer's
+        lock during the fork. The child has no such thread, so it makes a new lock."""
+        self._is_forked = True
+        self._added = threading.Condition()
+        self._lines = deque()
 
     def add(self, line: OutputLine) -> None:
-        """Add a line. Drops the oldest lines if the buffer is full."""
-        with self._added:
+        """Add a line. Drops the oldest lines if the buffer is full. Does nothing in a forked child process."""
+        if self._is_forked:
+            return
+        added = self._added
+        with added:
             self._lines.append(line)
             self._chars += len(line.text) + LINE_COST
             while self._chars > self._chars_max and len(self._lines) > 1:
                 self._chars -= len(self._lines.popleft().text) + LINE_COST
                 self._first += 1
-            self._added.notify_all()
+            added.notify_all()
 
     def take(self, life: str, next_line: int, wait_s: float) -> OutputPart:
         """Return lines from number `next_line` on, at most LINES_PER_CALL_MAX. Waits up to `wait_s` seconds for the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -136,6 +137,42 @@ def test_a_long_poll_returns_when_a_line_is_printed() -> None:
     assert texts(found[0]) == ["now"]
 
 
+FORK = """
+import os, signal, sys, threading
+from raymq.client.consumer.push.output import OutputBuffer
+
+buffer = OutputBuffer()
+buffer.copy_streams()
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with buffer._added:
+        held.set()
+        forked.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # the alarm ends the child if its print blocks
+    print("of the child", flush=True)
+    print("error of the child", file=sys.stderr, flush=True)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+forked.set()
+holder.join()
+print("of the parent")
+print(status, [line.text for line in buffer.take("", 0, 0).lines], file=sys.__stdout__)
+"""
+
+
+def test_a_forked_child_prints_although_a_thread_of_its_parent_held_the_lock() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    assert done.stdout.splitlines() == ["of the child", "of the parent", "0 ['of the parent']"]
+    assert (done.returncode, done.stderr) == (0, "error of the child\n")
+
+
 # The program
 
 
@@ -221,7 +258,7 @@ def ended(printer: OutputPrinter, wait_s: float = WAIT_S) -> bool:
 
 
 def test_a_printer_without_a_thread_ends_at_once(printed: BlockableOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the interpreter's exit no thread can be started (Python 3.12 and newer)."""
+    """At the interpreter's exit no thread can be started (Python 3.12)."""
     monkeypatch.setattr(output, "start_daemon", lambda function, name: None)
     source = Source("pull-g-0")
     printer = started(source)
