@@ -29,7 +29,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
 import ray
-from ray.exceptions import RaySystemError
+from ray.exceptions import RayError
 
 from raymq.common.errors import RaymqError, SignedTooEarlyError
 from raymq.common.parallel import start_daemon
@@ -260,7 +260,7 @@ class OutputPrinter:
         try:
             wait_s = 0.0 if finishing else OUTPUT_WAIT_S
             call = follower.source.start_output(follower.life, follower.next_line, wait_s)
-        except (RaymqError, RaySystemError) as error:  # RaySystemError: the program has just disconnected from Ray
+        except (RaymqError, RayError) as error:  # for example, the program has just disconnected from Ray
             self._on_failure(follower, error)
             return
         follower.call, follower.calls_last = call, finishing
@@ -273,7 +273,7 @@ class OutputPrinter:
         follower.call = None
         try:
             part: OutputPart = resolve(call, f"the output of instance {follower.source.name}", DEFAULT_TIMEOUT_S)
-        except RaymqError as error:
+        except (RaymqError, RayError) as error:  # for example, Ray has lost the result with a node
             self._on_failure(follower, error)
             return
         self._print(follower, part)
@@ -286,7 +286,8 @@ class OutputPrinter:
         if isinstance(error, SignedTooEarlyError):
             follower.retry_s = time.monotonic() + SIGN_AGAIN_S
             return
-        logger.info("the output of instance %s is not printed now: %s", follower.source.name, error)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)  # an error of Ray may fill a page
+        logger.info("the output of instance %s is not printed now: %s", follower.source.name, reason)
         follower.retry_s = time.monotonic() + _RETRY_S
         if follower.finishing:
             follower.ended.set()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ObjectLostError, RayError, RaySystemError, RuntimeEnvSetupError
 
 from raymq.client.consumer.push import output
 from raymq.client.consumer.push.output import (
@@ -198,20 +199,23 @@ class OutputCall:
             if self._source.down:
                 raise ServiceNotAvailableError("the Listener restarts")
             self._done.set_result(self._source.buffer.take(*self._arguments))
-        except RaymqError as error:
+        except (RaymqError, RayError) as error:
             self._done.set_exception(error)
 
 
 class Source:
     """Fake instance with a buffer. `down`: True if calls fail. `hangs`: True if calls get no answer. `errors`: the
-    errors of the next calls."""
+    errors of the next calls. `start_errors`: the errors of the next attempts to start a call."""
 
     def __init__(self, name: str) -> None:
         self.name, self.buffer, self.down, self.hangs = name, OutputBuffer(), False, False
-        self.errors: list[RaymqError] = []
+        self.errors: list[RaymqError | RayError] = []
+        self.start_errors: list[RaymqError | RayError] = []
         self.calls: list[OutputCall] = []
 
     def start_output(self, life: str, next_line: int, wait_s: float) -> Any:
+        if self.start_errors:
+            raise self.start_errors.pop()
         self.calls.append(OutputCall(self, life, next_line, wait_s))
         return self.calls[-1]
 
@@ -295,6 +299,32 @@ def test_a_listener_that_restarts_is_followed_again(printed: BlockableOutput) ->
     eventually(lambda: "second life" in printed.getvalue(), "the line of the second process")
     assert printed.getvalue().count("life") == 2
     printer.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RaySystemError("disconnected"),
+        RuntimeEnvSetupError("pip failed\nline 2 of its output"),
+        ObjectLostError("00" * 28, "owner", "call site"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("place", ["start_errors", "errors"])
+def test_an_error_of_ray_is_one_log_line_and_the_printing_goes_on(
+    printed: BlockableOutput, caplog: pytest.LogCaptureFixture, error: RayError, place: str
+) -> None:
+    caplog.set_level("INFO")
+    source = Source("pull-g-0")
+    getattr(source, place).append(error)
+    printer = started(source)
+    source.buffer.add(OutputLine(False, "after the error"))
+    eventually(lambda: "after the error" in printed.getvalue(), "the line after the error")
+    printer.close()
+    [record] = [record for record in caplog.records if record.name == output.__name__]
+    assert record.getMessage().startswith("the output of instance pull-g-0 is not printed now: ")
+    assert "\n" not in record.getMessage()
+    assert record.exc_info is None
 
 
 def test_the_last_lines_are_printed_before_an_instance_ends_and_once(
