@@ -15,6 +15,7 @@ writes, which is not copied.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -211,6 +212,8 @@ class OutputPrinter:
         self._events: SimpleQueue[tuple[_FollowedInstance, Any] | None] = SimpleQueue()
         """Finished calls, and None if the thread should only look again."""
         self._closed = threading.Event()
+        self._is_failing = False
+        """True if this program could not write the last lines. A warning is logged only for the first such lines."""
         self._thread: threading.Thread | None = None
         """The printing thread; None before `start`, and if the interpreter shuts down and can start no thread."""
 
@@ -298,12 +301,29 @@ class OutputPrinter:
         lines = list(part.lines)
         if part.dropped:
             lines.insert(0, OutputLine(True, f"[{part.dropped} lines were dropped: they were printed too fast]"))
-        try:
-            for line in lines:
+        unwritten: OSError | None = None
+        for line in lines:
+            try:
                 _write_line(sys.stderr if line.is_error else sys.stdout, prefix + line.text)
-        except (OSError, ValueError) as error:  # this program has closed its standard output
-            logger.info("the output of listeners is no longer printed: %s", error)
-            self._closed.set()
+            except (OSError, ValueError) as error:
+                if isinstance(error, ValueError) or _is_closed(error):  # ValueError: Python's stream is closed
+                    logger.info("the output of listeners is no longer printed: %s", error)
+                    self._closed.set()
+                    return
+                unwritten = error
+        if unwritten is not None and not self._is_failing:
+            logger.warning(
+                "lines of instance %s could not be printed: %s; later lines are tried again",
+                follower.source.name,
+                unwritten,
+            )
+        self._is_failing = unwritten is not None
+
+
+def _is_closed(error: OSError) -> bool:
+    """Return True if a write failed because this program, or the reader of its output, has closed the output. Returns
+    False for an error that may pass, such as a full disk."""
+    return isinstance(error, BrokenPipeError) or error.errno == errno.EBADF
 
 
 def _write_line(stream: Any, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
@@ -433,6 +434,56 @@ def test_a_closed_standard_output_ends_the_printing_and_nothing_else(
     printer.finish("pull-g-0")
     printer.close()
     assert "no longer printed" in caplog.text
+
+
+class FailingOutput(io.StringIO):
+    """A standard output of this program. `numbers`: the error numbers of the next writes, last first."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+
+    def write(self, text: str) -> int:
+        if self.numbers:
+            number = self.numbers.pop()
+            raise OSError(number, os.strerror(number))
+        return super().write(text)
+
+
+def failing_output(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> FailingOutput:
+    out = FailingOutput(*numbers)
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=out, stderr=out))
+    return out
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOSPC])
+def test_a_write_error_that_may_pass_is_logged_once_and_the_printing_goes_on(
+    printed: BlockableOutput, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    out = failing_output(monkeypatch, number, number)
+    source = Source("pull-g-0")
+    for text in ("lost 1", "lost 2", "printed"):
+        source.buffer.add(OutputLine(False, text))
+    printer = started(source)
+    eventually(lambda: out.getvalue().endswith(" printed\n"), "the line after the errors", 10)
+    source.buffer.add(OutputLine(False, "later"))
+    eventually(lambda: out.getvalue().endswith(" later\n"), "a line of a later call")
+    printer.close()
+    [record] = [record for record in caplog.records if record.name == output.__name__]
+    assert os.strerror(number) in record.getMessage()
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EBADF])
+def test_a_write_error_of_a_closed_output_ends_the_printing(
+    printed: BlockableOutput, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    out = failing_output(monkeypatch, number)
+    source = Source("pull-g-0")
+    source.buffer.add(OutputLine(False, "nobody reads"))
+    printer = started(source)
+    assert ended(printer)
+    printer.close()
+    assert out.getvalue() == ""
 
 
 def test_no_call_of_ray_follows_the_end_of_the_printer_or_of_the_connection(
