@@ -34,7 +34,7 @@ from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import BROKER_GROUPS_MAX, TRACE_TOPIC, check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, POINT_IN_TIME_MS, NumberRange, bounded, checked
-from raymq.common.parallel import aside, start_thread
+from raymq.common.parallel import aside, start_daemon
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.retry import persist_until
 from raymq.remoting.access.credentials import Credentials, find_credentials
@@ -566,7 +566,7 @@ class Client(Closing):
         if in_sender():
             # If no thread can be started, the interpreter is exiting. In this case the client's exit handler closes the
             # client.
-            start_thread(threading.Thread(target=self.close, name="client-close", daemon=True))
+            start_daemon(self.close, name="client-close")
             return
         with self._lock:
             if self._closed or os.getpid() != self._pid:

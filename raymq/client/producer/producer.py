@@ -42,7 +42,7 @@ from raymq.common.errors import ClientStateError, RequestTimeoutError, SendUnkno
 from raymq.common.message import Message, MessageExt, SendResult
 from raymq.common.names import check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.parallel import aside, start_thread
+from raymq.common.parallel import aside, start_daemon
 from raymq.common.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.common.retry import Backoff
 from raymq.remoting.master_locator import RouteSource
@@ -338,9 +338,9 @@ class Producer(Closing):
         returns at once, and another thread closes the producer.
         """
         if in_sender():
-            # start_thread starts no thread if the interpreter is exiting; the client's exit handler then closes the
+            # start_daemon starts no thread if the interpreter is exiting; the client's exit handler then closes the
             # producer
-            start_thread(threading.Thread(target=self.close, name="producer-close", daemon=True))
+            start_daemon(self.close, name="producer-close")
             return
         senders = self.pipeline.stop()
         if senders is None:

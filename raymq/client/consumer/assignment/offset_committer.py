@@ -29,7 +29,7 @@ from raymq.common.errors import (
     TopicNotExistError,
 )
 from raymq.common.message import MessageQueue
-from raymq.common.parallel import start_thread
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.common.retry import Backoff
 
@@ -249,7 +249,7 @@ class _BrokerThread:
         self._closed = closed
         # While the interpreter exits, no thread can start. `OffsetCommitter.commit` then calls the broker in its
         # caller's thread.
-        start_thread(threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True))
+        start_daemon(self._run, name=f"offsets-{broker_name}")
 
     def schedule(self, work: _BrokerWork, at_s: float) -> None:
         with self._changed:
