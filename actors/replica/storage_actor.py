@@ -479,8 +479,8 @@ class Storage:
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Store `newest`, the Controller's newest sync-state set. Then execute `order`, the Controller's order to this
-        replica (Replica.obey)."""
+        """Let this actor's replica execute `order`, an order of the Controller, and store `newest`, the Controller's
+        newest sync-state set. Returns the replica's state report. `Replica.obey` describes the details."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")

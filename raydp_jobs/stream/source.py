@@ -201,9 +201,6 @@ class TopicSource:
         with self._lock:
             return self._queries.setdefault(query_id, _Query())
 
-    def _closes_windows(self, query: _Query) -> bool:
-        return self._closes and query.until is not None
-
     def _check_all_read(
         self, previous: StreamOffsets, until: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int]
     ) -> None:
@@ -245,7 +242,9 @@ class TopicSource:
         if previous is not None:
             previous = self._without_deleted(previous, queues)
         # The queues of a broker group that does not answer may have unread messages, which closed windows would drop.
-        bounds = self._cluster.bounds(queues, all_of_them=previous is None or self._closes_windows(query))
+        bounds = self._cluster.bounds(
+            queues, all_of_them=previous is None or (self._closes and query.until is not None)
+        )
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s

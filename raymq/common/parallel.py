@@ -129,8 +129,8 @@ def is_shutdown_error(error: RuntimeError) -> bool:
 
 
 def start_thread(thread: threading.Thread) -> bool:
-    """Start a thread. Returns False if the interpreter shuts down and can start no thread; the caller then makes the
-    thread's call itself. Raises RuntimeError if the thread cannot be started for another reason."""
+    """Start a thread. Returns False if the interpreter shuts down and can start no thread. Raises RuntimeError if the
+    thread cannot be started for another reason."""
     try:
         thread.start()
     except RuntimeError as error:

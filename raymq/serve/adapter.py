@@ -24,7 +24,7 @@ from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResu
 
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.numbers import TIME_S, NumberRange, bounded, checked, seconds
-from raymq.common.parallel import start_daemon, start_thread
+from raymq.common.parallel import start_daemon
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -277,8 +277,8 @@ def _apart(call: Callable[[], T]) -> T:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
-    if not start_thread(thread):
+    thread = start_daemon(run, name="raymq-serve")
+    if thread is None:
         return call()
     thread.join()
     if failed:

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
-from raymq.common.parallel import start_thread
+from raymq.common.parallel import start_daemon
 from raymq.common.retry import Backoff
 from raymq.serve.decisions import HandlerResult, TaskEnd, TaskRules, TaskRun
 from raymq.serve.states import StateRecord, TaskHistory
@@ -151,13 +151,13 @@ class TaskWorker:
                 "worker %s stops while handlers are running; other replicas get the handlers' tasks", self._rules.worker
             )
         self._closed = True
-        closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
-        if start_thread(closing):
+        closing = start_daemon(self._leave, name=f"leave-{self._rules.settings.queue}")
+        if closing is None:
+            self._leave()
+        else:
             # If no broker answers, leaving the consumer group takes longer than LEAVE_MAX_S. The thread `closing` then
             # continues in the background.
             closing.join(LEAVE_MAX_S)
-        else:
-            self._leave()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:
