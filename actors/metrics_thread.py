@@ -1,7 +1,7 @@
-"""The thread of an actor that reports the actor's metrics to Ray's agent, every REPORT_INTERVAL_S.
+"""A thread in each actor that reports the actor's metrics to Ray's agent, every REPORT_INTERVAL_S.
 
-Reports have a separate thread, so that no long task delays a report: Ray drops a gauge that was not reported for 20 s.
-Each actor reports `raymq_up`, and the metrics of its sources (raymq.telemetry.metrics.reporter).
+Ray drops a gauge that was not reported for 20 s. The separate thread keeps long tasks of the actor from delaying a
+report. Each actor reports `raymq_up`, and the metrics of its sources (raymq.telemetry.metrics.reporter).
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ class MetricsThread:
         self._reporter: Reporter | None = None
         if settings is None or not settings.options.enable:
             return
-        limits = settings.options.per_topic_max, settings.options.per_group_max
         self._reporter = Reporter(
             settings.cluster,
             broker,
             storage,
-            per_topic_max=limits[0],
-            per_group_max=limits[1],
+            per_topic_max=settings.options.per_topic_max,
+            per_group_max=settings.options.per_group_max,
         )
         threading.Thread(target=self._run, args=(self._reporter,), name="metrics", daemon=True).start()
 

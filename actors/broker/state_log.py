@@ -65,8 +65,6 @@ During this time the other clients of the lane wait."""
 
 DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
-
-
 Done = Callable[[bool, Exception | None], None]
 """Callback that receives a change's result (True if topics changed) or its error. The callback must not block."""
 

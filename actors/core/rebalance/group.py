@@ -10,9 +10,8 @@ is granted to its target only while no other member holds it. So two members nev
 queue waits until its old holder has released it or is considered dead (raymq.common.protocol.membership).
 
 No state survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
-another member might hold until every member of the old instance has had time to send a heartbeat. `grace`: True if the
-caller knows of an earlier instance. Otherwise the new instance detects an earlier instance by the first heartbeat that
-has a generation of that instance.
+another member might hold until every member of the old instance has had time to send a heartbeat. If the caller does
+not report an earlier instance, the new instance detects it by a heartbeat with a generation of the earlier instance.
 """
 
 from __future__ import annotations
@@ -27,35 +26,36 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.membership import GroupAssignment, GroupHeartbeat, GroupRefusal, SteadyHeartbeat
 
 RETARGET_INTERVAL_S: Final = 20.0
+"""Time, in seconds, after which a heartbeat computes the targets of the group's queues again without a change."""
 
 
 class HeartbeatSender(Enum):
     """Result of comparing a heartbeat's session with the session of the member of the same name. Several processes may
     use one member's name, one after another."""
 
-    STRANGER = "it has no session, or one that is over"
-    INVITED = "it was given a session and uses it for the first time"
-    MEMBER = "its session is the member's"
+    STRANGER = "the heartbeat has no session, or a session that has ended"
+    INVITED = "the heartbeat has the session that was offered to its sender, for the first time"
+    MEMBER = "the heartbeat has the session of the member"
 
 
 class HeartbeatKind(Enum):
-    """The kind of a heartbeat. A heartbeat is newer than the newest earlier heartbeat of its session, repeats it, or is
-    older (late). A further kind is for heartbeats of members that leave the group."""
+    """Result of comparing a heartbeat with the newest earlier heartbeat of its session: newer, equal or older (late).
+    Heartbeats of members that leave the group are a kind of their own."""
 
-    NEXT = "newer than all, or the first of its session"
-    REPEATED = "the newest once more"
-    LATE = "older than the newest"
-    LEAVING = "not late, and says that the member leaves"
+    NEXT = "the heartbeat is newer than all others of its session, or the first"
+    REPEATED = "the newest heartbeat of the session arrived a second time"
+    LATE = "a newer heartbeat of the session has arrived before"
+    LEAVING = "the member leaves the group, and no newer heartbeat has arrived before"
 
 
 class HeartbeatStep(Enum):
     """The possible reactions of a consumer group to a member's heartbeat."""
 
     INVITE = "answer with a new session, and change nothing else"
-    ACCEPT = "note the requests and the queues held, free the others, and grant"
-    REPEAT = "as ACCEPT, but free nothing: the first of the two may have been answered with more queues"
-    IGNORE = "change nothing: nobody waits for the answer any more"
-    REMOVE = "drop the member and free its queues"
+    ACCEPT = "store the request and the held queues, free all other queues of the member, and grant queues"
+    REPEAT = "as ACCEPT, but free no queue: the answer to the first of two equal heartbeats may have granted more"
+    IGNORE = "change nothing, because no process still waits for the answer"
+    REMOVE = "remove the member, and free its queues"
 
 
 HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, HeartbeatStep]]] = {
@@ -143,11 +143,11 @@ class RebalanceGroup:
 
     @property
     def topics(self) -> frozenset[str]:
-        """All topics that members subscribe to."""
+        """Return all topics that members subscribe to."""
         return frozenset(topic for member in self._members.values() for topic in member.request.topics)
 
     def holders(self) -> dict[MessageQueue, str]:
-        """Maps each held queue to the member that holds it."""
+        """Return the member that holds each queue. Queues without a holder are left out."""
         return dict(self._holder)
 
     def set_queues(
@@ -196,7 +196,7 @@ class RebalanceGroup:
             self._retarget()
         granted = self._grant(name, now_s)
         if granted == heartbeat.holding and all(q in granted for q, target in self._target.items() if target == name):
-            self._members[name].settled = self._told()
+            self._members[name].settled = self._answer_versions()
         return self._assignment(heartbeat.session, granted)
 
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
@@ -224,7 +224,7 @@ class RebalanceGroup:
             or member.session != heartbeat.session
             or heartbeat.sequence <= member.sequence
             or heartbeat.generation != self.generation
-            or member.settled != self._told()
+            or member.settled != self._answer_versions()
             or now_s - self._targeted_s >= RETARGET_INTERVAL_S
         ):
             return False
@@ -236,7 +236,7 @@ class RebalanceGroup:
         member = self._members.get(name)
         return frozenset() if member is None else member.request.topics
 
-    def _told(self) -> tuple[int, int, int]:
+    def _answer_versions(self) -> tuple[int, int, int]:
         """Return the values that every member gets in the answer to its heartbeat: the group's generation, offsets
         version and number of members."""
         return self.generation, self.offsets_version, len(self._members)
