@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,14 +48,13 @@ from raydp_jobs.jobs.spark_job import (
 )
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
-from raymq.common.delay import parse_time
 from raymq.common.errors import ClientStateError, InvalidArgumentError, StoreCorruptError
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_topic
 from raymq.common.protocol.store import QueueBounds
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.options import RenamedOption
+from raymq.tools.cli.options import TIME, RenamedOption
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
@@ -351,10 +349,10 @@ def _report(written: Written) -> pa.RecordBatch:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--to",
-    "before",
+    "before_ms",
     cls=RenamedOption,
     former=["--before"],
-    metavar="TIME",
+    type=TIME,
     help="Only messages stored before this time: ISO 8601, or -1d for a day ago.",
 )
 @click.option("--skip-lost", is_flag=True, help="Continue if messages were deleted before they could be archived.")
@@ -367,7 +365,7 @@ def _report(written: Written) -> pa.RecordBatch:
 def command(
     topic_name: str,
     directory: Path,
-    before: str | None,
+    before_ms: int | None,
     skip_lost: bool,
     only_verify: bool,
     size: SessionSize,
@@ -379,10 +377,9 @@ def command(
     Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --to 2026-03-02
     """
     if only_verify:
-        refuse_beside("--verify", "before", "skip_lost", "address", "within_namespace", *SPARK_PARAMETERS)
+        refuse_beside("--verify", "before_ms", "skip_lost", "address", "within_namespace", *SPARK_PARAMETERS)
         _verify(directory, check_topic(topic_name), as_json)
         return
-    before_ms = None if before is None else parse_time(before, time.time_ns() // 1_000_000)
     folder = directory.absolute()
 
     def check_archive(client: Client) -> None:

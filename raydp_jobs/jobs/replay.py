@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,9 +39,9 @@ from raydp_jobs.jobs.times import Period, period_options
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.message import MessageQueue
 from raymq.common.numbers import RATE, number_in
-from raymq.common.places import parse_queue
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.options import QUEUE
 from raymq.tools.cli.terminal.number_type import RateType
 from raymq.tools.cli.terminal.output import (
     Command,
@@ -214,15 +214,6 @@ def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, .
     return tuple(MessageQueue(topic, broker_name, queue_id) for broker_name, queue_id in json.loads(fixed))
 
 
-def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
-    """Parse queue names such as ``"broker-a:3"``. Raises InvalidArgumentError if a text has another form."""
-    queues = set()
-    for text in texts:
-        queue = parse_queue("", text)
-        queues.add((queue.broker_name, queue.queue_id))
-    return frozenset(queues)
-
-
 @click.command("replay", cls=Command)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
@@ -234,7 +225,12 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
 )
 @period_options
 @click.option(
-    "--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only messages of this queue; repeatable."
+    "--queue",
+    "queues",
+    type=QUEUE,
+    multiple=True,
+    metavar="BROKER:QUEUE",
+    help="Only messages of this queue; repeatable.",
 )
 @click.option(
     "--tags", default="*", show_default=True, help='Only messages with these tags, for example "paid || refunded".'
@@ -252,7 +248,7 @@ def command(
     topic_name: str,
     rate: float | None,
     period: Period,
-    queues: tuple[str, ...],
+    queues: tuple[MessageQueue, ...],
     tags: str,
     name: str | None,
     address: str | None,
@@ -263,7 +259,8 @@ def command(
 
     Example: raymq job replay /data/archive/orders orders-again --rate 5000/s --from 2026-03-01
     """
-    selection = Selection(period, parse_queues(queues), Subscription.parse("any", tags).tags)
+    chosen = frozenset((queue.broker_name, queue.queue_id) for queue in queues)
+    selection = Selection(period, chosen, Subscription.parse("any", tags).tags)
     with client_of(address) as client, counting(f"replaying to {topic_name}", talks=as_json) as counter:
         done = run(
             client,

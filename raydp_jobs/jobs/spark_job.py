@@ -15,11 +15,11 @@ import click
 from click.core import ParameterSource
 
 from raydp_jobs import SPARK_COUNT, START_TIMEOUT_VARIABLE
-from raydp_jobs.jobs.times import seconds_of
 from raydp_jobs.task_errors import raymq_error
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.extras import require_extra
 from raymq.common.names import check_topic
+from raymq.tools.cli.options import DURATION
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import client_of
 from raymq.tools.cli.terminal.progress import Counter, counting, steps
@@ -71,8 +71,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--executor-memory", default="1g", show_default=True, help="Memory of each executor, such as 2g.")
     @click.option(
         "--start-timeout",
-        metavar="TIME",
-        callback=_start_timeout,
+        type=DURATION,
         help=f"How long Spark may take to start, such as 5m. Default: {START_TIMEOUT_VARIABLE} in seconds, or 2m.",
     )
     @wraps(command)
@@ -101,10 +100,6 @@ def refuse_beside(option: str, *unused: str) -> None:
     ]
     if given:
         raise InvalidArgumentError(f"{', '.join(given)} has no effect beside {option}: leave out one of the two")
-
-
-def _start_timeout(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    return None if text is None else seconds_of(text)
 
 
 def check_topics(client: Client, topics: Iterable[str]) -> None:

@@ -3,7 +3,6 @@ messages."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from raymq.client.scan.ranges import ScanOptions
-from raymq.common.delay import parse_duration_ms, parse_time
 from raymq.common.errors import InvalidArgumentError
+from raymq.tools.cli.options import DURATION, TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,14 +68,12 @@ def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
     `period`."""
 
     @click.option(
-        "--from", "start", metavar="TIME", help="Only messages stored at this time or later: ISO 8601, or -2h, -7d."
+        "--from", "start_ms", type=TIME, help="Only messages stored at this time or later: ISO 8601, or -2h, -7d."
     )
-    @click.option("--to", "end", metavar="TIME", help="Only messages stored before this time.")
+    @click.option("--to", "end_ms", type=TIME, help="Only messages stored before this time.")
     @wraps(command)
-    def with_period(*args: Any, start: str | None, end: str | None, **options: Any) -> Any:
-        now_ms = time.time_ns() // 1_000_000
-        bounds = [None if text is None else parse_time(text, now_ms) for text in (start, end)]
-        return command(*args, period=Period(*bounds), **options)
+    def with_period(*args: Any, start_ms: int | None, end_ms: int | None, **options: Any) -> Any:
+        return command(*args, period=Period(start_ms, end_ms), **options)
 
     return with_period
 
@@ -87,22 +84,11 @@ def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return click.option(
         "--every",
         "every_s",
-        metavar="TIME",
+        type=DURATION,
         default=default,
         show_default=True,
-        callback=_seconds,
         help="Length of the intervals to count in, such as 10s, 1m, 1h or 1d.",
     )
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> int:
-    return seconds_of(text)
-
-
-def seconds_of(text: str) -> int:
-    """Parse a duration such as ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"`` into seconds. Raises InvalidArgumentError if
-    the text has another form."""
-    return parse_duration_ms(text) // 1000
 
 
 def iso_time(moment: datetime | None) -> str | None:

@@ -22,13 +22,13 @@ import click
 
 from raydp_jobs.jobs.count_checkpoint import CountState, check_open, compare_options, fix_options, state_of
 from raydp_jobs.jobs.spark_job import SessionSize, check_topics, refuse_beside, spark_job, spark_options
-from raydp_jobs.jobs.times import seconds_of
 from raydp_jobs.stream.progress import CLOSING_TIME_US
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.names import check_group
 from raymq.common.numbers import POSITIVE
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.options import DURATION
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import (
     Command,
@@ -296,10 +296,6 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
 # The command line of the windowed-counts job
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    return None if text is None else seconds_of(text)
-
-
 @click.command("windowed-counts", cls=Command)
 @click.argument("topics", metavar="TOPIC...", shell_complete=completes("topics"), nargs=-1, required=True)
 @click.argument("target", metavar="TARGET", shell_complete=completes("topics"))
@@ -309,21 +305,17 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     required=True,
     help="Directory of the checkpoint, from which a restart continues.",
 )
-@click.option(
-    "--window", default="1m", show_default=True, callback=_seconds, metavar="TIME", help="Length of each window."
-)
+@click.option("--window", default="1m", show_default=True, type=DURATION, help="Length of each window.")
 @click.option(
     "--slide",
-    callback=_seconds,
-    metavar="TIME",
+    type=DURATION,
     help="Time between the starts of two windows. Default: the length of a window.",
 )
 @click.option(
     "--watermark",
     default="10s",
     show_default=True,
-    callback=_seconds,
-    metavar="TIME",
+    type=DURATION,
     help="How late messages may arrive. The counts of a window are sent this long after its end.",
 )
 @click.option(
@@ -344,9 +336,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     show_default=True,
     help="Where a count without a checkpoint begins: at the first message, or at the end (last and end).",
 )
-@click.option(
-    "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="Time between two batches."
-)
+@click.option("--trigger", default="5s", show_default=True, type=DURATION, help="Time between two batches.")
 @click.option(
     "--available-now", is_flag=True, help="Count the existing messages, then stop. Default: continue until ctrl-C."
 )

@@ -11,17 +11,17 @@ import click
 
 from raymq.common.names import TRACE_TOPIC
 from raymq.common.numbers import TIME_S, NumberRange
-from raymq.common.places import parse_queue
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.options import TIME, max_option, number_option, queue_option, topic_argument
+from raymq.tools.cli.options import TIME, max_option, number_option, queue_of, queue_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
 from raymq.tools.cli.terminal.output import Table, err, is_quiet, iso, message_dict, message_line, out, say_note
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
     from raymq.client.cluster.launcher import ProgressCallback
+    from raymq.common.message import MessageQueue
 
 
 @command(cli)
@@ -46,7 +46,7 @@ def browse(
     topic_name: str,
     begin_ms: int | None,
     end_ms: int | None,
-    queue_text: str | None,
+    queue: MessageQueue | None,
     oldest: bool,
     tags: str,
     contains: str,
@@ -60,7 +60,7 @@ def browse(
     """
     page = admin.browse(
         topic_name,
-        queue=None if queue_text is None else parse_queue(topic_name, queue_text),
+        queue=queue_of(topic_name, queue),
         begin_ms=begin_ms,
         end_ms=end_ms,
         newest_first=not oldest,

@@ -17,7 +17,7 @@ from raymq.common.numbers import POSITIVE
 from raymq.common.places import parse_position
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.options import TIME, group_argument, max_option, topic_argument
+from raymq.tools.cli.options import TIME, ParsedType, group_argument, max_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command
 from raymq.tools.cli.terminal.number_type import RateType
 from raymq.tools.cli.terminal.output import Table, message_dict, out, shown_body
@@ -25,6 +25,7 @@ from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
+    from raymq.client.admin.dead_letters import LetterPlace
 
 
 @cli.group()
@@ -45,6 +46,17 @@ def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> Com
     return CommandResult({"dead_letters": found}, Table(names, [[row[name] for name in names] for row in shown]))
 
 
+def _place(text: str) -> LetterPlace:
+    """Return the position of a dead letter that the text BROKER:QUEUE:OFFSET describes."""
+    from raymq.client.admin.dead_letters import LetterPlace
+
+    try:
+        queue, offset = parse_position("", text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}; copy the place of a dead letter from `raymq dlq list --json`") from None
+    return LetterPlace(queue.broker_name, queue.queue_id, offset)
+
+
 @command(dlq, "replay", quiet=True)
 @group_argument
 @click.option(
@@ -55,10 +67,15 @@ def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> Com
 )
 @max_option("Maximum number of dead letters to replay. Default: all existing dead letters.")
 @click.option(
-    "--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Replay only this dead letter; repeatable."
+    "--letter",
+    "chosen",
+    type=ParsedType("letter", _place),
+    metavar="BROKER:QUEUE:OFFSET",
+    multiple=True,
+    help="Replay only this dead letter; repeatable.",
 )
 def dlq_replay(
-    admin: Admin, group_name: str, rate: float | None, limit: int | None, chosen: tuple[str, ...], as_json: bool
+    admin: Admin, group_name: str, rate: float | None, limit: int | None, chosen: tuple[LetterPlace, ...], as_json: bool
 ) -> CommandResult:
     """Send dead letters to the group again, as if the group had never consumed them. Prints one line per dead letter.
 
@@ -66,10 +83,9 @@ def dlq_replay(
 
     Example: raymq dlq replay billing --rate 50/s
     """
-    places = [_place(text) for text in chosen] or None
     counts = {"replayed": 0, "failed": 0}
     with counting("replaying", talks=out.is_terminal) as counter:
-        for result in admin.dead_letters(group_name).replay(rate=rate, max_messages=limit, letters=places):
+        for result in admin.dead_letters(group_name).replay(rate=rate, max_messages=limit, letters=chosen or None):
             state = "failed" if result.error else "replayed"
             counts[state] += 1
             row = {**_row(result.letter), "state": state, "error": result.error}
@@ -84,17 +100,6 @@ def _row(letter: Any) -> dict[str, Any]:
     fields = message_dict(letter.message)
     attempts = letter.message.reconsume_times
     return {**fields, "topic": letter.topic, "attempts": attempts, "replayed": letter.replayed}
-
-
-def _place(text: str) -> Any:
-    """Return the position of a dead letter that the text BROKER:QUEUE:OFFSET describes."""
-    from raymq.client.admin.dead_letters import LetterPlace
-
-    try:
-        queue, offset = parse_position("", text)
-    except InvalidArgumentError as error:
-        raise click.BadParameter(f"{error}; copy the place of a dead letter from `raymq dlq list --json`") from None
-    return LetterPlace(queue.broker_name, queue.queue_id, offset)
 
 
 @command(cli, quiet=True)

@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raymq.common.delay import parse_time
+from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import number_of_text
-from raymq.common.places import parse_queue
 from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import given_options, group_argument, number_option, queue_option, topic_argument
+from raymq.tools.cli.options import (
+    ParsedType,
+    given_options,
+    group_argument,
+    number_option,
+    queue_of,
+    queue_option,
+    topic_argument,
+)
 from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result, stats_result
 from raymq.tools.cli.terminal.output import Table, duration
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.groups import NewOffsets
+    from raymq.common.message import MessageQueue
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
 
@@ -108,22 +117,45 @@ def group_describe(admin: Admin, group_name: str) -> CommandResult:
     )
 
 
+def _reset_arguments(text: str) -> dict[str, Any]:
+    """Convert the value of the option `--to` into keyword arguments of Admin.reset_offsets."""
+    if text in ("earliest", "latest"):
+        return {"to": text}
+    if text.isdecimal():
+        return {"offset": number_of_text("--to", text)}
+    try:
+        return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}, earliest, latest or an offset") from None
+
+
 @command(group, "reset-offset")
 @group_argument
 @topic_argument
-@click.option("--to", "target", required=True, help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=ParsedType("target", _reset_arguments),
+    metavar="TARGET",
+    help="earliest, latest, an offset, or a time: ISO 8601, or -2h, -30m.",
+)
 @queue_option
 @dry_run_option
 def group_reset_offset(
-    admin: Admin, group_name: str, topic_name: str, target: str, queue_text: str | None, dry_run: bool
+    admin: Admin,
+    group_name: str,
+    topic_name: str,
+    target: dict[str, Any],
+    queue: MessageQueue | None,
+    dry_run: bool,
 ) -> CommandResult:
     """Move a group's offsets in a topic, also while the group's consumers run.
 
     Example: raymq group reset-offset billing orders --to -2h
     """
-    arguments = _reset_arguments(target)
-    queue = None if queue_text is None else parse_queue(topic_name, queue_text)
-    return _moved(admin.reset_offsets(group_name, topic_name, queue=queue, dry_run=dry_run, **arguments))
+    queue = queue_of(topic_name, queue)
+    return _moved(admin.reset_offsets(group_name, topic_name, queue=queue, dry_run=dry_run, **target))
 
 
 @command(group, "clone-offsets")
@@ -237,12 +269,3 @@ def group_delete(admin: Admin, group_name: str) -> CommandResult:
     admin.delete_group(group_name)
     forget_name("groups", group_name)
     return CommandResult({"deleted": group_name}, f"group {group_name} is deleted")
-
-
-def _reset_arguments(text: str) -> dict[str, Any]:
-    """Convert the value of the option `--to` into keyword arguments of Admin.reset_offsets."""
-    if text in ("earliest", "latest"):
-        return {"to": text}
-    if text.isdecimal():
-        return {"offset": number_of_text("--to", text)}
-    return {"timestamp_ms": parse_time(text, time.time_ns() // 1_000_000)}

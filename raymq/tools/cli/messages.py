@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -18,10 +19,10 @@ import click
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError, RaymqError
 from raymq.common.message import DELAY_LEVELS_MAX, MAX_MESSAGE_SIZE_BYTES
 from raymq.common.numbers import TIME_S, NumberRange
-from raymq.common.places import parse_position
 from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.options import (
+    POSITION,
     TIME,
     RenamedOption,
     consume_from,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
     from raymq.client.client import Client
     from raymq.client.cluster.launcher import ProgressCallback
-    from raymq.common.message import SendResult
+    from raymq.common.message import MessageQueue, SendResult
 
 JOIN_S: Final = 15.0
 """Seconds that `consume --timeout` adds to the user's timeout, for joining the group and getting the first
@@ -216,7 +217,11 @@ def consume(
 @click.option("--key", help="The newest messages with this key.")
 @click.option("--id", "message_id", help="The message with this id: a unique id or an offset message id.")
 @click.option(
-    "--offset", "position", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
+    "--offset",
+    "position",
+    type=POSITION,
+    metavar="BROKER:QUEUE:OFFSET",
+    help="The message at an offset of a queue: broker-a:3:1700.",
 )
 @max_option("With --key: maximum number of messages.", default=32)
 @click.option(
@@ -241,7 +246,7 @@ def query(
     topic_name: str,
     key: str | None,
     message_id: str | None,
-    position: str | None,
+    position: tuple[MessageQueue, int] | None,
     limit: int,
     begin_ms: int | None,
     end_ms: int | None,
@@ -256,10 +261,9 @@ def query(
     in_a_time = begin_ms is not None or end_ms is not None
     if key is None and in_a_time:
         raise click.UsageError("--from and --to are for --key: an id or an offset names one message")
-    at = None if position is None else parse_position(topic_name, position)
     progress(f"searching {topic_name}")
-    if at is not None:
-        return fields_result(message_dict(_message_at(admin, *at, position or "")))
+    if position is not None:
+        return fields_result(message_dict(_message_at(admin, topic_name, *position)))
     if key is None:
         messages = admin.query_by_id(topic_name, message_id or "")
         if messages:
@@ -277,13 +281,14 @@ def query(
     )
 
 
-def _message_at(admin: Admin, queue: Any, offset: int, position: str) -> Any:
-    """Return the message at `offset` of a queue. If no message exists, the error contains `position`, the text that the
-    user gave for queue and offset."""
-    result = admin.pull(queue, offset, max_messages=1)
+def _message_at(admin: Admin, topic_name: str, queue: MessageQueue, offset: int) -> Any:
+    """Return the message at an offset of a topic's queue. `queue` has no topic. Raises InvalidArgumentError if the
+    offset has no message yet."""
+    result = admin.pull(replace(queue, topic=topic_name), offset, max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(
-            f"offset {position} has no message yet: the queue's next offset is {result.max_offset}"
+            f"offset {queue.broker_name}:{queue.queue_id}:{offset} has no message yet: the queue's next offset is "
+            f"{result.max_offset}"
         )
     return result.messages[0]
 

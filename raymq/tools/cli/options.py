@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from raymq.common.delay import parse_time
+from raymq.common.delay import parse_duration_ms, parse_time
+from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import POSITIVE, NumberRange
+from raymq.common.places import parse_position, parse_queue
 from raymq.tools.cli.known_names import completes
 from raymq.tools.cli.terminal.number_type import NumberType
 
 if TYPE_CHECKING:
-    from raymq.common.message import ConsumeFromWhere
+    from raymq.common.message import ConsumeFromWhere, MessageQueue
 
 topic_argument = click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 group_argument = click.argument("group_name", metavar="GROUP", shell_complete=completes("groups"))
 broker_argument = click.argument("broker_name", metavar="BROKER", shell_complete=completes("brokers"))
-queue_option = click.option(
-    "--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3."
-)
 config_option = click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -30,21 +30,46 @@ config_option = click.option(
 )
 
 
-class TimeType(click.ParamType[int]):
-    """Option type for a time in ms since 1970, given as ISO 8601 or relative to now, such as -2h or +30m.
+class ParsedType(click.ParamType[Any]):
+    """Option type for a text of a given form, such as a time. `parse` converts the text to the option's value, and
+    raises InvalidArgumentError for a text of another form. Such a text is a usage error with exit code 2, which names
+    the option."""
 
-    A text of another form raises InvalidArgumentError, and the command exits with code 1.
-    """
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
-    name = "time"
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of an option's text. Raises BadParameter if the text has another form."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except InvalidArgumentError as error:
+            self.fail(str(error), param, ctx)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert an option's text to a time in ms since 1970. Raises InvalidArgumentError if the text is not a
-        time."""
-        return value if isinstance(value, int) else parse_time(value, time.time_ns() // 1_000_000)
+
+TIME: Final = ParsedType("time", lambda text: parse_time(text, time.time_ns() // 1_000_000))
+"""Option type for a time in ms since 1970, given as ISO 8601 or relative to now, such as -2h or +30m."""
+DURATION: Final = ParsedType("time", lambda text: parse_duration_ms(text) // 1000)
+"""Option type for a length of time in whole seconds, given as 30s, 5m, 2h or 1d."""
+POSITION: Final = ParsedType("position", lambda text: parse_position("", text))
+"""Option type for an offset of a queue, given as BROKER:QUEUE:OFFSET: a pair of a queue without a topic, and the
+offset."""
+
+QUEUE: Final = ParsedType("queue", lambda text: parse_queue("", text))
+"""Option type for a queue, given as BROKER:QUEUE: a MessageQueue without a topic."""
+
+queue_option = click.option(
+    "--queue",
+    type=QUEUE,
+    metavar="BROKER:QUEUE",
+    help="Only this queue, for example broker-a:3.",
+)
+"""The option --queue. The command's function gets a MessageQueue without a topic, or None."""
 
 
-TIME: Final = TimeType()
+def queue_of(topic_name: str, queue: MessageQueue | None) -> MessageQueue | None:
+    """Return the queue of a topic that the option --queue selects; None without the option."""
+    return None if queue is None else replace(queue, topic=topic_name)
 
 
 class RenamedOption(click.Option):

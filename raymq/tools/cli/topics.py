@@ -11,7 +11,7 @@ from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESER
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import given_options, number_option, topic_argument
+from raymq.tools.cli.options import ParsedType, given_options, number_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result, stats_result
 from raymq.tools.cli.terminal.output import Table
 
@@ -30,14 +30,26 @@ type_option = click.option(
     type=click.Choice([str(one).lower() for one in TopicMessageType], case_sensitive=False),
     help="The messages that the topic accepts; unspecified and mixed accept all.",
 )
-retention_option = click.option(
-    "--retention", help="How long messages are kept, such as 90m, 12h or 7d; 0 for the store's retention time."
-)
+
+
+def _retention(text: str) -> str:
+    """Return the value of the option --retention, if it is a length of time or 0. Raises InvalidArgumentError."""
+    _seconds(text)
+    return text
 
 
 def _seconds(retention: str | None) -> float | None:
-    """Convert the value of the option --retention to seconds."""
+    """Convert the value of the option --retention to seconds. Raises InvalidArgumentError if it is no length of
+    time."""
     return None if retention is None else 0.0 if retention == "0" else parse_duration_ms(retention) / 1000
+
+
+retention_option = click.option(
+    "--retention",
+    type=ParsedType("time", _retention),
+    metavar="TIME",
+    help="How long messages are kept, such as 90m, 12h or 7d; 0 for the store's retention time.",
+)
 
 
 @cli.group()

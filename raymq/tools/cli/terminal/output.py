@@ -140,6 +140,18 @@ class Group(click.Group):
         shared = options_of((_option_of_namespace(hidden=True), _option_of_address(hidden=True, expose_value=False)))
         self.params += [option for option in shared if option.name not in own]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options before a command. Raises UsageError for an option of commands only, such as --json, which
+        must stand after the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in ("--json", "--quiet", "-q"):
+                raise
+            raise click.UsageError(
+                f"{error.option_name} stands after the command, such as: raymq status {error.option_name}", ctx
+            ) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of the commands, by section, with the whole first sentence of each command's help."""
         listed = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}

@@ -15,7 +15,7 @@ import pytest
 
 from raydp_jobs.jobs import replay as job
 from raydp_jobs.jobs.archive_writer import write_range
-from raydp_jobs.jobs.replay import Pace, ReplayResult, fixed_queues, merged, parse_queues, run
+from raydp_jobs.jobs.replay import Pace, ReplayResult, fixed_queues, merged, run
 from raydp_jobs.jobs.replay_source import READ_ROWS, Line, Selection, lines_of, producer_id, read_line
 from raydp_jobs.jobs.times import Period
 from raymq.client.scan.ranges import OffsetRange
@@ -312,16 +312,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 and nothing more")
     with pytest.raises(StoreCorruptError, match="cannot be read"):
         lines_of(path)
-
-
-def test_queues_are_parsed() -> None:
-    assert parse_queues(["broker-a:3", "b:c:0"]) == {("broker-a", 3), ("b:c", 0)}
-
-
-@pytest.mark.parametrize("text", ["broker-a", "broker-a:", ":3", "broker-a:x"])
-def test_another_form_of_a_queue_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="is not a queue"):
-        parse_queues([text])
 
 
 @pytest.mark.parametrize("rate", ["fast", 0, -1, math.nan, math.inf, 1e-300])

@@ -79,7 +79,7 @@ def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, adm
 def test_chosen_letters_are_replayed_by_their_places(run: Any, admin: Admin) -> None:
     run("dlq", "replay", "billing", "--letter", "broker-a:0:17", "--letter", "broker-b:0:3")
     [(_, how)] = admin.asked
-    assert how["letters"] == [("broker-a", 0, 17), ("broker-b", 0, 3)]
+    assert how["letters"] == (("broker-a", 0, 17), ("broker-b", 0, 3))
     run("dlq", "replay", "billing", "--letter", "broker-a:17", code=2)
 
 

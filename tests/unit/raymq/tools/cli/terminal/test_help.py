@@ -46,6 +46,14 @@ def test_every_command_has_json_output() -> None:
 
 
 @pytest.mark.parametrize("words", sorted(GROUPS), ids=" ".join)
+@pytest.mark.parametrize("option", ["--json", "--quiet", "-q"])
+def test_an_option_of_commands_before_the_command_is_wrong_usage_that_shows_its_place(words: Path, option: str) -> None:
+    done = CliRunner().invoke(cli, [*words, option, "list"])
+    assert done.exit_code == 2
+    assert f"Error: {option} stands after the command, such as: raymq status {option}" in done.output
+
+
+@pytest.mark.parametrize("words", sorted(GROUPS), ids=" ".join)
 def test_the_help_of_a_group_cuts_no_description(words: Path) -> None:
     done = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0
