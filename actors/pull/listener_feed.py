@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -38,6 +38,7 @@ from actors.pull.instance_state import InstanceState
 from raymq.client.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.client.consumer.push.hosting import HOST_INTERVAL_S
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
+from raymq.common.parallel import submit
 from raymq.common.protocol.consume_result import ConsumeReport, LogPlaces, ShippedTask, StoreLog, TaskBatch
 from raymq.records.format.compression import body_max_bytes
 from raymq.remoting.actor_ref import HandleRef
@@ -212,7 +213,7 @@ class ListenerFeed:
         instance: InstanceState,
         *,
         send_back: SendBackCall,
-        senders: Executor,
+        senders: ThreadPoolExecutor,
         before_delivery: Callable[[], None],
         on_gone: Callable[[], None],
         wake: Callable[[ListenerFeed], None],
@@ -527,7 +528,7 @@ class ListenerFeed:
                 "instance %s skips %d message(s) of queue %s: %s", self.name, reaction.failed, task.queue, error
             )
         for sent in reaction.send_backs:
-            self._senders.submit(self._send_back, sent)
+            submit(self._senders, partial(self._send_back, sent))
 
     def _send_back(self, sent: SendBack) -> None:
         failed = False

@@ -45,6 +45,7 @@ from raymq.common.errors import DataLossError, InvalidArgumentError, PredicateFa
 from raymq.common.identity import Identity
 from raymq.common.members.questions import DirectConsumption, RunningInfo
 from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.parallel import submit
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.decode import decode_record
@@ -351,7 +352,7 @@ class PushInstance:
         late = time.monotonic() > self._finish_until_s
         if self.stopping and not self._ending and (late or not self._state.holding()):
             self._ending = True
-            self._services.calls.submit(self._end)
+            submit(self._services.calls, self._end)
 
     def _listener_gone(self) -> None:
         logger.info("instance %s ends, because its listener has ended", self.name)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from raydp_jobs.source.locality import preferred_hosts
@@ -31,6 +32,7 @@ from raymq.client.scan.ranges import Creations, ScanSource, require_matches, sel
 from raymq.common.errors import RaymqError, TopicNotExistError
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import check_group
+from raymq.common.parallel import submit
 from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.retry import left_s
@@ -118,7 +120,7 @@ class TopicCluster(StreamCluster):
                 self._known = self._look(connection, tolerant=False)
                 self._looked_s = self._clock()
             elif self._search is None and self._clock() >= self._looked_s + DISCOVERY_INTERVAL_S:
-                self._search = connection.pool.submit(self._look, connection, tolerant=True)
+                self._search = submit(connection.pool, partial(self._look, connection, tolerant=True))
             elif self._search is not None and self._search.done():
                 found, self._search, self._looked_s = self._search, None, self._clock()
                 try:
@@ -135,7 +137,7 @@ class TopicCluster(StreamCluster):
             connection = self._connected()
             for broker_name, some in by_broker.items():
                 if broker_name not in self._asked:
-                    self._asked[broker_name] = connection.pool.submit(connection.queues.bounds, some)
+                    self._asked[broker_name] = submit(connection.pool, partial(connection.queues.bounds, some))
             asked = {broker_name: self._asked[broker_name] for broker_name in by_broker}
         wait(asked.values(), None if all_of_them else ANSWER_TIMEOUT_S)
         found: dict[MessageQueue, QueueBounds] = {}

@@ -1,9 +1,10 @@
 """Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
 Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
-has finished, even before the functions registered with `atexit` run. In Python 3.12, no thread can be started
-then, either. But if such a function closes a client, the client still has to commit offsets. So if no thread can be
-started, the calling thread makes the calls itself.
+has finished, even before the functions registered with `atexit` run. Daemon threads then make the pool's calls, so that
+no event loop stands still. In Python 3.12, no thread can be started then, either. But if such a function closes a
+client, the client still has to commit offsets. So if no thread can be started, the calling thread makes the calls
+itself.
 
 Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
 KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
@@ -24,6 +25,7 @@ from contextvars import copy_context
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from raymq.common.errors import ClientStateError
 
@@ -161,11 +163,78 @@ def require_daemon(function: Callable[..., object], *arguments: Any, name: str, 
     return thread
 
 
-def submit(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Future[Result]:
-    """Make a call in a thread of a pool, and return the call's future. If the interpreter shuts down, the pool accepts
-    no call; the calling thread then makes the call before `submit` returns.
+class _LateCalls:
+    """The calls that one pool refuses because the main thread has finished. Daemon threads make these calls, as many at
+    a time as the pool has threads. A thread ends after HELPER_IDLE_S without a call."""
 
-    Raises RuntimeError if the pool was shut down, or if the pool can start no thread.
+    def __init__(self, name: str, threads_max: int) -> None:
+        self._name, self._threads_max = name, threads_max
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        """Guards the two counters. A call enters the queue, and an idle thread ends, only while this lock is held."""
+        self._threads = self._unfinished = 0
+
+    def add(self, made: Future[Any], call: Callable[[], Any]) -> bool:
+        """Make a call in a thread, and set the outcome of the future `made`. Returns False, and does nothing, if no
+        thread serves the pool's calls and none can be started. Raises RuntimeError if the process has too many
+        threads."""
+        with self._lock:
+            if self._unfinished >= self._threads < self._threads_max:
+                try:
+                    self._threads += start_daemon(self._run, name=self._name) is not None
+                # the process has too many threads; a thread that already runs makes the call
+                except RuntimeError:
+                    if not self._threads:
+                        raise
+            if not self._threads:
+                return False
+            self._unfinished += 1
+            self._calls.put((made, call))
+            return True
+
+    def _run(self) -> None:
+        while True:
+            try:
+                made, call = self._calls.get(timeout=HELPER_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._calls.empty():
+                        self._threads -= 1
+                        return
+                continue
+            _make(made, call)
+            del made, call
+            with self._lock:
+                self._unfinished -= 1
+
+
+_late_calls: Final[WeakKeyDictionary[ThreadPoolExecutor, _LateCalls]] = WeakKeyDictionary()
+"""The calls of each pool that has refused a call because the main thread has finished."""
+os.register_at_fork(after_in_child=_late_calls.clear)
+
+
+def _make(made: Future[Any], call: Callable[[], Any]) -> None:
+    """Make a call, and set the outcome of the future `made`. Does nothing if the future was cancelled."""
+    if not made.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    # catch every error, as a thread of a pool does: the future's reader gets the error
+    except BaseException as error:
+        made.set_exception(error)
+        # break a reference cycle: the error's traceback refers to this frame, and the future refers to the error
+        del made
+    else:
+        made.set_result(result)
+
+
+def submit(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Future[Result]:
+    """Make a call in a thread of a pool, and return the call's future.
+
+    A pool accepts no call after the main thread has finished. Then a daemon thread makes the call; at most as many of
+    these threads run as the pool has threads, and `pool.shutdown` does not wait for them. If the interpreter can start
+    no thread, the calling thread makes the call before `submit` returns. Raises RuntimeError if the pool was shut down,
+    or if the process has too many threads.
     """
     try:
         return pool.submit(call)
@@ -174,11 +243,9 @@ def submit(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Future[Resul
         if "cannot schedule new futures after interpreter shutdown" not in str(error):
             raise
     made: Future[Result] = Future()
-    made.set_running_or_notify_cancel()
-    try:
-        made.set_result(call())
-    except Exception as error:  # the future's reader gets the error, as from a thread of the pool
-        made.set_exception(error)
+    late = _LateCalls(f"{pool._thread_name_prefix}-late", pool._max_workers)
+    if not _late_calls.setdefault(pool, late).add(made, call):
+        _make(made, call)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import thread as pool_threads
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,14 @@ def no_thread_starts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         patch.setattr(parallel, "start_new_thread", refuse)
+        yield
+
+
+@contextmanager
+def main_thread_has_finished() -> Iterator[None]:
+    """Let each ThreadPoolExecutor refuse calls within the block, as after the end of the program's main thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_threads, "_shutdown", True)
         yield
 
 

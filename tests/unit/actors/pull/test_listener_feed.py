@@ -36,7 +36,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import encode_call
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import WAIT_S, main_thread_has_finished
 from tests.support.clients.tasks import located, store_records
 from tests.support.history.waiting import eventually
 
@@ -240,6 +240,17 @@ def test_a_failed_message_is_sent_back_and_counts_as_done(scenes):
     eventually(lambda: scene.commit_offset == 10, "the commit point", WAIT_S)
     assert scene.sent == [("broker-a", 3, 0)]
     assert (scene.feed.consumed, scene.feed.failures) == (9, 1)
+
+
+def test_a_failed_message_is_sent_back_after_the_main_thread_has_finished(scenes):
+    def handle(message):
+        raise ValueError("no")
+
+    scene = scenes(handle)
+    with main_thread_has_finished():
+        scene.fetch(1)
+        eventually(lambda: scene.commit_offset == 1, "the commit point", WAIT_S)
+    assert scene.sent == [("broker-a", 0, 0)]
 
 
 def test_a_message_that_the_broker_does_not_accept_back_is_kept(scenes):

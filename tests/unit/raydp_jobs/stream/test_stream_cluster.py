@@ -24,6 +24,7 @@ from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.common.protocol.store import QueueBounds
+from tests.support.clients.fakes import main_thread_has_finished
 from tests.support.clients.scan_source import T0_MS, Queues
 from tests.support.history.waiting import eventually
 
@@ -103,6 +104,17 @@ def test_new_topics_of_a_pattern_are_found_and_deleted_ones_are_after_a_while(mo
     later(topics, DISCOVERY_INTERVAL_S)
     assert topics.deleted([PAID]) == []
     assert topics.deleted([MessageQueue("logs", "a", 0)]) == [MessageQueue("logs", "a", 0)]
+
+
+def test_queues_and_bounds_are_found_after_the_main_thread_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("orders")
+    topics = joined(monkeypatch, cluster, TopicChoice(pattern="orders|pay.*"))
+    with main_thread_has_finished():
+        assert topics.queues() == [A0, B0]
+        cluster.set_topics("orders", "payments")
+        later(topics, DISCOVERY_INTERVAL_S)
+        assert PAID in topics.queues()
+        assert topics.bounds([A0, B0], all_of_them=True)[A0].max_offset == 10
 
 
 def test_a_pattern_may_match_nothing_yet_and_a_name_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
