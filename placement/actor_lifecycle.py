@@ -12,8 +12,8 @@ from actors.access.authenticated_server import access_for
 from actors.replica.storage_actor import StorageActor
 from placement.specs import StoragePlan
 from raymq.common.errors import NoPermissionError, RaymqError
-from raymq.common.names import CONSOLE, CONTROLLER, NAMESPACE
-from raymq.remoting.actor_ref import ActorRef
+from raymq.common.names import CONSOLE, CONTROLLER
+from raymq.remoting.actor_ref import ActorRef, find_actor
 
 CLOSE_TIMEOUT_S: Final = 30.0
 
@@ -33,9 +33,8 @@ def end_actor(name: str) -> None:
 
     Raises NoPermissionError if this process's user may not close the actor. The actor then keeps running.
     """
-    try:
-        handle = ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
+    handle = find_actor(name)
+    if handle is None:
         return  # the actor has already ended, so there is nothing to close
     if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:

@@ -29,7 +29,7 @@ from placement.specs import ControllerSettings
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.names import CONSOLE, CONTROLLER
-from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.actor_ref import ActorRef, raymq_errors
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
 """Seconds within which all actors must answer after a start. Opening a store may require the recovery of gigabytes of
@@ -53,7 +53,8 @@ def start(
     """
     before = set(running())
     try:
-        _start(plan, progress, time.monotonic() + timeout_s, log_bytes)
+        with raymq_errors("the start of raymq's actors"):
+            _start(plan, progress, time.monotonic() + timeout_s, log_bytes)
     except BaseException:
         stop(progress, only=[name for name in running() if name not in before])
         raise

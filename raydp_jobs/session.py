@@ -54,6 +54,7 @@ from raydp_jobs.raydp_internals import (
 from raymq.client.cluster.java import java_environment
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked, shown
+from raymq.remoting.actor_ref import find_actor
 
 START_TIMEOUT_S: Final = 120.0
 _START_TIMEOUT: Final = NumberRange(0.001, LONGEST_TIME_S)
@@ -396,7 +397,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
         while not stopping.wait(_WATCH_S):
             try:
                 gone = ray.is_initialized() and _actor(master_name(name)) is None
-            except ray.exceptions.RayError:
+            except ServiceNotAvailableError:
                 continue  # Ray does not answer now, so check the application master again after the next pause
             if gone:
                 gateway.proc.kill()
@@ -481,11 +482,9 @@ def _kill(name: str) -> None:
 
 
 def _actor(name: str) -> Any:
-    """Return the Ray actor named `name`; None if no such actor exists."""
-    try:
-        return ray.get_actor(name)
-    except ValueError:
-        return None
+    """Return the Ray actor named `name` of this process's namespace; None if no such actor exists. Raises
+    ServiceNotAvailableError if Ray does not answer."""
+    return find_actor(name, namespace=None)
 
 
 def _forget_context() -> None:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import RayActorError
 
 from actors.access.authenticated_server import lane_guard, lane_meter, lane_users
 from actors.core.access.meter import ReadLimit
@@ -41,7 +41,7 @@ from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.parallel import submit
 from raymq.common.protocol.consume_result import ConsumeReport, LogPlaces, ShippedTask, StoreLog, TaskBatch
 from raymq.records.format.compression import body_max_bytes
-from raymq.remoting.actor_ref import HandleRef
+from raymq.remoting.actor_ref import DEAD_FOR_GOOD, HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
 from raymq.remoting.lane.connection import LaneRequest
@@ -399,8 +399,13 @@ class ListenerFeed:
         with self._lock:
             if self._listener is None or self._asking:
                 return
+            try:
+                answer = self._listener.start("ready").future()
+            except RaymqError as error:
+                logger.info("instance %s: the listener cannot be called now: %s", self.name, error)
+                return  # the next `look` calls the Listener again
             self._asking = True
-            self._listener.start("ready").future().add_done_callback(partial(self._looked, self._life))
+            answer.add_done_callback(partial(self._looked, self._life))
 
     def keep(self, state: PauseState) -> None:
         """Store the pause state in the Listener's process, so that the next Pull actor that hosts the instance gets it.
@@ -567,11 +572,11 @@ class ListenerFeed:
         silence of the Listener, or after the Listener's lane has closed. Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
-        if isinstance(error, RayActorError):
+        if isinstance(error, (RayActorError, *DEAD_FOR_GOOD)):
             with self._lock:
                 if life == self._life:
                     self._lost(str(error))
-        if isinstance(error, ActorDiedError):
+        if isinstance(error, DEAD_FOR_GOOD):
             self._gone()
 
     def _lost(self, reason: str) -> None:

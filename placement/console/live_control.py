@@ -21,7 +21,7 @@ from raymq.client.client import Client
 from raymq.common.errors import RaymqError
 from raymq.common.names import InstanceName, PullName
 from raymq.common.protocol.status import ClusterStatus, PushInstanceReport
-from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.actor_ref import ActorRef, find_actor
 from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.cluster import (
     AuditEntry,
@@ -105,11 +105,9 @@ class LiveControl:
         for node in ray.nodes():
             name = str(PullName(node["NodeID"]))
             try:
-                ray.get_actor(name, namespace="raymq")
-            except ValueError:
-                continue
-            nodes[name] = node["NodeManagerAddress"]
-            try:
+                if find_actor(name) is None:
+                    continue
+                nodes[name] = node["NodeManagerAddress"]
                 answer = ActorRef(name).call("status", timeout_s=ACCOUNT_TIMEOUT_S)
             except RaymqError as error:
                 missing.append(f"{name}: {error}")

@@ -1,4 +1,5 @@
-"""Calls to Ray actors. No other client module calls actors, or converts Ray's errors into raymq's errors.
+"""Calls to Ray actors. No other client module calls actors. `raymq_errors` converts each error of Ray's own into an
+error of raymq, whose `__cause__` is Ray's error. So no caller gets a RayError.
 
 If the process acts as a user (raymq.common.identity), a call is signed and uses the signed variant of the method. Every
 call has a timeout. A call that Ray reports as failed may have run. So a failure means only that no answer arrived, and
@@ -11,18 +12,20 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import (
     ActorDiedError,
-    ActorUnavailableError,
     ActorUnschedulableError,
     GetTimeoutError,
     RayActorError,
+    RayError,
     RayTaskError,
+    RuntimeEnvSetupError,
 )
 
 from raymq.common import identity
@@ -41,6 +44,11 @@ restarts repeatedly, a client without this pause would sign the call again and a
 CLOCKS_MAX: Final = 10_000
 """Maximum number of actors whose clocks a client stores. If there are more, the client drops all stored clocks and
 requests them again."""
+REASON_CHARS_MAX: Final = 200
+"""Maximum number of characters of a Ray error's message in an error of raymq. Ray's message may be a page long."""
+DEAD_FOR_GOOD: Final = (ActorDiedError, ActorUnschedulableError, RuntimeEnvSetupError)
+"""Errors of Ray that mean that an actor has died permanently: also an actor whose node no longer exists, or whose
+runtime_env cannot be set up."""
 
 _clocks: Final[dict[str, tuple[bytes, int]]] = {}
 """For each actor's name: the id of the actor's process, and the number of ms by which its clock is ahead of this
@@ -49,17 +57,21 @@ process's clock."""
 logger = logging.getLogger(__name__)
 
 
-def running_nameservers() -> list[NameServerName]:
-    """Return the names of the NameServers that run in the Ray cluster of this process."""
-    found = []
-    for index in range(NAME_SERVERS_MAX):
-        name = NameServerName(index)
+def find_actor(name: str, namespace: str | None = NAMESPACE) -> Any:
+    """Return the Ray handle of the actor with this name; None if no such actor runs. `namespace`: a namespace of Ray,
+    by default raymq's own; None for this process's namespace. Raises ServiceNotAvailableError if Ray does not
+    answer."""
+    with raymq_errors(f"the lookup of actor {name!r}"):
         try:
-            ray.get_actor(str(name), namespace=NAMESPACE)
+            return ray.get_actor(name, namespace=namespace)
         except ValueError:
-            continue
-        found.append(name)
-    return found
+            return None
+
+
+def running_nameservers() -> list[NameServerName]:
+    """Return the names of the NameServers that run in the Ray cluster of this process. Raises ServiceNotAvailableError
+    if Ray does not answer."""
+    return [name for name in map(NameServerName, range(NAME_SERVERS_MAX)) if find_actor(str(name)) is not None]
 
 
 class ActorRef:
@@ -76,16 +88,16 @@ class ActorRef:
         self._handle: Any = None
 
     def handle(self) -> Any:
-        """Return the actor's Ray handle. Raises ServiceNotAvailableError if no actor has this name."""
+        """Return the actor's Ray handle. Raises ServiceNotAvailableError if no actor has this name, or if Ray does not
+        answer."""
         with self._lock:
             if self._handle is None:
-                try:
-                    self._handle = ray.get_actor(self.name, namespace=NAMESPACE)
-                except ValueError:
-                    raise ServiceNotAvailableError(
-                        f"actor {self.name!r} does not run in this Ray cluster; see `raymq status`, or start "
-                        "raymq with `raymq up`"
-                    ) from None
+                self._handle = find_actor(self.name)
+            if self._handle is None:
+                raise ServiceNotAvailableError(
+                    f"actor {self.name!r} does not run in this Ray cluster; see `raymq status`, or start "
+                    "raymq with `raymq up`"
+                )
             return self._handle
 
     def drop_handle(self) -> None:
@@ -97,8 +109,8 @@ class ActorRef:
         """Call a method of the actor and wait for its result.
 
         Raises the method's error if it is a RaymqError. Raises RequestTimeoutError if no answer arrives in time, and
-        ServiceNotAvailableError if the actor is dead, restarting or unreachable. After one of these two errors, the
-        call may have run.
+        ServiceNotAvailableError if the actor is dead, restarting or unreachable, or if Ray cannot return the answer.
+        After one of these two errors, the call may have run.
         """
         try:
             return _call(lambda: self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
@@ -109,7 +121,8 @@ class ActorRef:
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Start a call to the actor without waiting, and return Ray's reference to the result.
 
-        The call is signed if this process acts as a user. Raises ServiceNotAvailableError if no actor has this name.
+        The call is signed if this process acts as a user. Raises ServiceNotAvailableError if no actor has this name, or
+        if Ray does not start the call.
         """
         return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
 
@@ -117,7 +130,7 @@ class ActorRef:
         """Call a method of the actor, and ignore its result and its failure. If the actor requires a new signature, the
         call is signed again and repeated once.
 
-        Raises ServiceNotAvailableError if no actor has this name.
+        Raises ServiceNotAvailableError if no actor has this name, or if Ray does not start the call.
         """
 
         def sign_anew(answer: Any) -> None:
@@ -149,7 +162,8 @@ class HandleRef:
         return _call(lambda: self.start(method, *args), what or f"{self.name}.{method}", timeout_s)
 
     def start(self, method: str, *args: Any) -> Any:
-        """Start a call to the actor without waiting, and return Ray's reference to the result."""
+        """Start a call to the actor without waiting, and return Ray's reference to the result. Raises
+        ServiceNotAvailableError if Ray does not start the call."""
         return _start(self.handle, self.name, self._who, method, args, {})
 
 
@@ -158,10 +172,11 @@ def _start(
 ) -> Any:
     """Start a call to an actor. If `who` is given, the call is signed as this user and uses the signed variant of the
     method."""
-    if who is None:
-        return getattr(handle, method).remote(*args, **kwargs)
-    signature, payload = _signed(who, actor, method, args, kwargs)
-    return getattr(handle, identity.SIGNED + method).remote(signature, payload)
+    with raymq_errors(f"{actor}.{method}"):
+        if who is None:
+            return getattr(handle, method).remote(*args, **kwargs)
+        signature, payload = _signed(who, actor, method, args, kwargs)
+        return getattr(handle, identity.SIGNED + method).remote(signature, payload)
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
@@ -209,35 +224,66 @@ class ActorGoneError(ServiceNotAvailableError):
     """Raised if the actor died permanently. Another actor may take its name."""
 
 
+class ActorNotSetUpError(ActorGoneError):
+    """Raised if an actor never starts, because Ray cannot set up its runtime_env. The same runtime_env fails again."""
+
+    retryable: ClassVar[bool] = False
+
+
 def resolve(reference: Any, what: str, timeout_s: float) -> Any:
     """Wait up to `timeout_s` for a call's result with `ray.get`, and convert Ray's errors into raymq's errors. `what`:
     the call's name in error texts.
 
     Raises like `ActorRef.call`, and ActorGoneError if the actor died permanently.
     """
+    with raymq_errors(what):
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError:
+            raise RequestTimeoutError(what, timeout_s) from None
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, SignedTooEarlyError):
+                _learn(cause)
+            if isinstance(cause, RaymqError):
+                raise cause from None
+            raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
+
+
+@contextmanager
+def raymq_errors(what: str) -> Iterator[None]:
+    """Convert each error of Ray that the block raises into a ServiceNotAvailableError. Its `__cause__` is Ray's error.
+    `what`: what the block does, for the error's text.
+
+    Raises ActorGoneError if Ray reports that an actor died permanently, and ActorNotSetUpError if the actor's
+    runtime_env cannot be set up.
+    """
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except GetTimeoutError:
-        raise RequestTimeoutError(what, timeout_s) from None
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, SignedTooEarlyError):
-            _learn(cause)
-        if isinstance(cause, RaymqError):
-            raise cause from None
-        raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
-    # ActorUnschedulableError means that the actor's node no longer exists.
-    except (ActorDiedError, ActorUnschedulableError) as error:
+        yield
+    except RuntimeEnvSetupError as error:
+        raise ActorNotSetUpError(
+            f"{what} failed, because Ray cannot set up the actor's runtime_env ({_reason(error)}); correct the "
+            "runtime_env"
+        ) from error
+    except DEAD_FOR_GOOD as error:
         raise ActorGoneError(
             f"{what} failed, because its actor is dead ({_reason(error)}); see `raymq status`"
         ) from error
-    except (ActorUnavailableError, RayActorError) as error:
+    except RayActorError as error:
         raise ServiceNotAvailableError(
             f"{what} failed, because its actor is not reachable now ({_reason(error)})"
+        ) from error
+    except RayError as error:  # for example, a node failed with the only copy of the answer, or Ray itself is down
+        raise ServiceNotAvailableError(
+            f"{what} failed in Ray: {type(error).__name__} ({_reason(error)}); see `raymq status`"
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of a Ray error's message, which may be a page long."""
+    """Return the start of a Ray error's message, on one line: the first line, or the reason why a runtime_env cannot be
+    set up, which begins after the first line."""
+    if isinstance(error, RuntimeEnvSetupError):
+        lines = (error.error_message or "").split()
+        return " ".join(lines)[:REASON_CHARS_MAX] or type(error).__name__
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return lines[0][:REASON_CHARS_MAX] if lines else type(error).__name__

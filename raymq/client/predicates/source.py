@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from ray.exceptions import RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raymq.client.predicates.evaluation import Evaluated, FunctionHere
@@ -28,7 +27,7 @@ from raymq.common.protocol.consume_result import StoreLog
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.access.stand_in import ActorOwner
-from raymq.remoting.actor_ref import ActorGoneError, HandleRef
+from raymq.remoting.actor_ref import ActorGoneError, ActorNotSetUpError, HandleRef, raymq_errors
 from raymq.remoting.storage_client import StorageClient
 
 ACTOR_START_TIMEOUT_S: Final = 30.0
@@ -77,9 +76,9 @@ class PredicateStorage:
                 "fetch", list(requests), max_bytes, wait_s, what=f"{self._predicate}.fetch", timeout_s=timeout_s
             )
             return results
-        except RuntimeEnvSetupError as error:
+        except ActorNotSetUpError as error:
             self._forget(runner)
-            return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
+            return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error.__cause__}")
         except ActorGoneError:
             self._forget(runner)
             # The PredicateRunner actor has ended, and its storage actor may have ended too. Send a fetch of 0 bytes to
@@ -115,18 +114,19 @@ class PredicateStorage:
                 options["runtime_env"] = self._predicate.runtime_env
             names = (self._storage.name, node_id, self._group, self._predicate.key)
             name = str(PredicateName(*names, "" if user is None else user.user))
-            handle = PredicateRunnerActor.options(
-                name=name,
-                namespace=INSTANCES,
-                get_if_exists=True,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                **options,
-            ).remote(
-                self._storage.name,
-                self._predicate,
-                user=user,
-                access=None if user is None else ActorOwner(name, user),
-            )
+            with raymq_errors(f"starting the process of {self._predicate}"):
+                handle = PredicateRunnerActor.options(
+                    name=name,
+                    namespace=INSTANCES,
+                    get_if_exists=True,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                    **options,
+                ).remote(
+                    self._storage.name,
+                    self._predicate,
+                    user=user,
+                    access=None if user is None else ActorOwner(name, user),
+                )
             runner = HandleRef(name, handle, user)
             self._runner = (node_id, runner)
             return runner, True

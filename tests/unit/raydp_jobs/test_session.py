@@ -55,7 +55,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Yield a fake Py4J gateway with a process that runs until it is killed. Ray is a fake, too, and reports that all
     actors are alive."""
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(sessions, "_actor", lambda name: object())
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: object())
     monkeypatch.setattr(sessions, "_session_directory", lambda: "/ray/session")
     monkeypatch.setattr(sessions, "_WATCH_S", 0.01)
     monkeypatch.setattr(sessions, "_SETTLE_S", 0.05)
@@ -72,8 +72,11 @@ def lose_the_connection(gateway: SimpleNamespace) -> None:
 def test_a_session_without_its_application_master_ends_instead_of_waiting(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def missing(name: str, namespace: str | None) -> object:
+        raise ValueError(f"no actor {name}")
+
     with sessions._watched("report-1", gateway):
-        monkeypatch.setattr(sessions, "_actor", lambda name: None)
+        monkeypatch.setattr(ray, "get_actor", missing)
         assert gateway.proc.wait(60) == -signal.SIGKILL
     with pytest.raises(ClientStateError, match="report-1 has ended: the session's application master has ended"):
         lose_the_connection(gateway)
@@ -84,11 +87,11 @@ def test_a_watched_session_continues_while_ray_does_not_answer(
 ) -> None:
     asked = threading.Semaphore(0)
 
-    def silent(name: str) -> object:
+    def silent(name: str, namespace: str | None) -> object:
         asked.release()
         raise ray.exceptions.RayError("no answer")
 
-    monkeypatch.setattr(sessions, "_actor", silent)
+    monkeypatch.setattr(ray, "get_actor", silent)
     with sessions._watched("report-1", gateway):
         assert asked.acquire(timeout=60)
         assert asked.acquire(timeout=60)

@@ -30,7 +30,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
 import ray
-from ray.exceptions import RayError
 
 from raymq.common.errors import RaymqError, SignedTooEarlyError
 from raymq.common.parallel import start_daemon
@@ -263,7 +262,7 @@ class OutputPrinter:
         try:
             wait_s = 0.0 if finishing else OUTPUT_WAIT_S
             call = follower.source.start_output(follower.life, follower.next_line, wait_s)
-        except (RaymqError, RayError) as error:  # for example, the program has just disconnected from Ray
+        except RaymqError as error:  # for example, the program has just disconnected from Ray
             self._on_failure(follower, error)
             return
         follower.call, follower.calls_last = call, finishing
@@ -276,7 +275,7 @@ class OutputPrinter:
         follower.call = None
         try:
             part: OutputPart = resolve(call, f"the output of instance {follower.source.name}", DEFAULT_TIMEOUT_S)
-        except (RaymqError, RayError) as error:  # for example, Ray has lost the result with a node
+        except RaymqError as error:  # for example, Ray has lost the result with a node
             self._on_failure(follower, error)
             return
         self._print(follower, part)

@@ -20,7 +20,7 @@ from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.parallel import map_parallel
 from raymq.common.protocol.request_reply import ReplyStatistics
 from raymq.common.retry import persist_until
-from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
+from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorNotSetUpError, ActorRef, HandleRef
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 STOP_CALL_S: Final = 2.0
@@ -185,11 +185,14 @@ class PushSubscription(OfProcess):
             self._printer.start()
 
     def wait_loaded(self, name: str, timeout_s: float) -> None:
-        """Wait until the listener processes have loaded the listener. Raises ListenerError with the traceback if a
-        process cannot load it."""
+        """Wait until the listener processes have loaded the listener. Raises ListenerError if a process cannot load it:
+        with the traceback, or with Ray's report if the runtime_env of the process cannot be set up."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
-            failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
+            try:
+                failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
+            except ActorNotSetUpError as error:
+                raise ListenerError(f"the Listener actor cannot load listener {name}: {error.__cause__}") from error
             if failure:
                 raise ListenerError(f"the Listener actor cannot load listener {name}:\n{failure}")
 

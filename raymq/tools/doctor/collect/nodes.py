@@ -127,7 +127,7 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
     about = NodeFacts(node["NodeID"], node["NodeManagerAddress"], _is_head(node))
     try:
         answer: NodeAnswer = resolve(reference, f"the task on {about.ip}", SERVER_TIMEOUT_S)
-    except (RaymqError, ray.exceptions.RayError) as error:
+    except RaymqError as error:
         return replace(about, error=str(error).splitlines()[0])
     # The task ran on the node after this process submitted it, and before this process received the result. So the
     # times on both clocks bound the difference between the node's clock and this clock.

@@ -11,7 +11,13 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RaySystemError,
+    RuntimeEnvSetupError,
+)
 
 from actors.core.access.meter import ReadLimit
 from actors.core.consume.records_in_place import TaskRecords
@@ -337,13 +343,34 @@ def test_a_restarted_listener_receives_the_suspended_state(scenes):
     assert scene.feed.deaths == 1
 
 
-def test_a_silent_dead_listener_is_detected(scenes, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError(), ActorUnschedulableError("its node is gone"), RuntimeEnvSetupError("pip failed")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_silent_dead_listener_is_detected(scenes, monkeypatch, error):
     scene = scenes(lambda message: None)
     monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
     scene.feed.look()
     assert not scene.gone.is_set()  # the listener's process has answered, so it does not count as ended
-    monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(ActorDiedError())))
+    monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(error)))
     eventually(lambda: scene.feed.look() or scene.gone.is_set(), "its end", WAIT_S)
+
+
+def test_a_question_that_ray_does_not_start_is_asked_again(scenes, monkeypatch):
+    scene = scenes(lambda message: None)
+    monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
+    errors = [RaySystemError("no connection to Ray")]
+
+    def remote(method):
+        if errors:
+            raise errors.pop()
+        return Reference(failed(ActorDiedError()))
+
+    monkeypatch.setattr(Method, "remote", remote)
+    scene.feed.look()
+    assert errors == []
+    eventually(lambda: scene.feed.look() or scene.gone.is_set(), "the listener's end", WAIT_S)
 
 
 def failed(error: Exception) -> Future:

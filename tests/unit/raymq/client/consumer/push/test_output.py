@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import ObjectLostError, RayError, RaySystemError, RuntimeEnvSetupError
 
 from raymq.client.consumer.push import output
@@ -31,6 +32,7 @@ from raymq.client.consumer.push.output import (
     OutputPrinter,
 )
 from raymq.common.errors import RaymqError, ServiceNotAvailableError, SignedTooEarlyError
+from raymq.remoting.actor_ref import HandleRef
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
 
@@ -190,7 +192,8 @@ class OutputCall:
             threading.Thread(target=self._run, daemon=True).start()
         return self._done
 
-    def result(self, what: str, timeout_s: float) -> OutputPart:
+    def result(self, timeout: float) -> OutputPart:
+        """Return the result, as `ray.get` does."""
         return self._done.result(0)
 
     def _run(self) -> None:
@@ -215,6 +218,10 @@ class Source:
         self.calls: list[OutputCall] = []
 
     def start_output(self, life: str, next_line: int, wait_s: float) -> Any:
+        handle = SimpleNamespace(output=SimpleNamespace(remote=self._start_output))
+        return HandleRef(self.name, handle, None).start("output", life, next_line, wait_s)
+
+    def _start_output(self, life: str, next_line: int, wait_s: float) -> OutputCall:
         if self.start_errors:
             raise self.start_errors.pop()
         self.calls.append(OutputCall(self, life, next_line, wait_s))
@@ -238,7 +245,7 @@ class BlockableOutput(io.StringIO):
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockableOutput]:
-    monkeypatch.setattr(output, "resolve", OutputCall.result)
+    monkeypatch.setattr(ray, "get", OutputCall.result)
     monkeypatch.setattr(output, "ray", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(output, "_RETRY_S", 0.01)
     monkeypatch.setattr(output, "OUTPUT_WAIT_S", 0.05)

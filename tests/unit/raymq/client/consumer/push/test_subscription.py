@@ -6,11 +6,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import ray
+from ray.exceptions import RuntimeEnvSetupError
 
 from raymq.client.consumer.push import subscription as module
 from raymq.client.consumer.push.hosting import Instance
-from raymq.client.consumer.push.subscription import RunningInstance
-from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.client.consumer.push.subscription import PushSubscription, RunningInstance
+from raymq.common.errors import ListenerError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting import actor_ref
 
 
@@ -102,3 +104,17 @@ def test_one_that_never_began_is_hosted_by_nobody_for_its_end(cluster):
     assert cluster.instance.stop(60.0) == ""
     assert cluster.calls == []
     assert cluster.killed == 1
+
+
+def test_a_runtime_env_that_cannot_be_set_up_is_an_error_of_the_listener(monkeypatch):
+    report = RuntimeEnvSetupError("pip failed:\nno package named 'nopackage'")
+
+    def get(answer, timeout):
+        raise report
+
+    monkeypatch.setattr(ray, "get", get)
+    listener = SimpleNamespace(ready=SimpleNamespace(remote=lambda: "reference"))
+    subscription = PushSubscription("g", lambda closed: None)
+    subscription.instances.append(RunningInstance(Instance("pull-g-0", "key", ("broker-a",)), listener))
+    with pytest.raises(ListenerError, match=r"(?s)cannot load listener shop\.count: .*no package named 'nopackage'"):
+        subscription.wait_loaded("shop.count", 1.0)
