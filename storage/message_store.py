@@ -45,6 +45,7 @@ from storage.retention.cleaner import Cleaner
 from storage.retention.store_topics import StoreTopics
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
+from storage.scrub.inspector import LogInspector
 from storage.stats import DAY_TOTALS_FILE, DayTotalsFile, StoreStats
 from storage.transactions.service import TransactionService
 
@@ -78,7 +79,7 @@ class MessageStore:
     - `queries`: finds messages by key, id, physical offset and time. `queues`: bounds, times and sizes of queues.
       `topics`: names and deletion of topics.
     - `log`: the ends of the log, for reading only. `chunks`: the log as bytes, for other replicas. `mender`: damaged
-      ranges of the log and their repair.
+      ranges of the log and their repair. `inspector`: checks ranges of the log for new damage.
     - `schedule`: delivers delayed messages. `transactions`: ends transactions. `cleaner`: deletes old files.
       `compaction`: keeps the newest message of each key.
     - `status`, `statistics`: reports (StoreReports). `stats`: the counters.
@@ -197,6 +198,7 @@ class MessageStore:
             put_keys=(lambda data, starts, offset: None) if self._index is None else self._index.put_mended,
             forget_snapshot=self._checkpoints.forget_snapshot,
         )
+        self.inspector = LogInspector(parts, gate)
         self.compaction = CompactionService(parts, clock_ms=clock_ms, replicated=replicated)
         resources.callback(self.compaction.close)
         self.cleaner = Cleaner(

@@ -1,5 +1,5 @@
-"""Compares records with the queues that they name, and with the entries (units) of these queues, before recovery trusts
-the records.
+"""Compares records with the queues that they name, and with the entries (units) of these queues, before recovery or an
+inspection of an open log (storage/scrub/inspector.py) trusts the records.
 
 No checksum covers a record's queue offset, queue id and topic. A record fits if it is its queue's next record, or if
 the queue's unit at its offset points to it. Otherwise the record is a misfit. storage/recovery/misfits.py then finds
@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from raymq.common.errors import StoreCorruptError
+from raymq.common.names import is_light_queue
 from raymq.records.format.dispatch import DispatchView
 from raymq.records.format.layout import SYS_FLAG_INNER_BATCH
 from raymq.records.kernels.fields import Ints
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from storage.dispatch.multi_dispatch import QueueKey
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, light_queue_units
 from storage.dispatch.queue_check import leads_to_own
 from storage.dispatch.queue_ends import RecoveredEnds
 from storage.dispatch.record_blocks import Block, is_queued
@@ -67,7 +70,7 @@ class PlaceCheck:
         if not queue.first_offset <= view.queue_offset < queue.next_offset:
             return True
         begins = np.array([physical_offset], np.int64)
-        return self._leads_elsewhere(queue, view.queue_offset, begins) and (
+        return _leads_elsewhere(queue, view.queue_offset, begins) and (
             self._reader is not None and leads_to_own(queue, view.queue_offset, self._reader)
         )
 
@@ -85,35 +88,88 @@ class PlaceCheck:
         first, last = (int(block.queue_offsets[row]) for row in (known[0], known[-1]))
         if first < queue.first_offset or last >= queue.next_offset:
             return False
-        return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
+        return not _leads_elsewhere(queue, first, block.starts[known] + physical_offset)
 
-    def units_agree(self, block: Block, physical_offset: int) -> bool:
-        """True if the consume queues agree with a block of the log. For each record, the queue has a unit (entry) at
-        the record's queue offset, and the unit points to the record."""
-        for rows in block.by_queue(block.is_queued()):
-            topic, queue_id = block.queue_of(rows)
-            last = physical_offset + int(block.starts[rows[-1]])
-            if self._queues.was_deleted_after((topic, queue_id), last):
-                continue
-            queue, offsets = self._queues.get_plain(topic, queue_id), block.queue_offsets[rows]
-            if queue is None or (np.diff(offsets) != 1).any():
-                return False
-            if offsets[0] < queue.first_offset or offsets[-1] >= queue.next_offset:
-                return False
-            if self._leads_elsewhere(queue, int(offsets[0]), block.starts[rows] + physical_offset):
-                return False
+
+def units_agree(queues: QueueTable, block: Block, physical_offset: int) -> bool:
+    """True if the consume queues agree with a block of the log. For each record, the queue has a unit (entry) at the
+    record's queue offset, and the unit points to the record."""
+    for rows in block.by_queue(block.is_queued()):
+        topic, queue_id = block.queue_of(rows)
+        last = physical_offset + int(block.starts[rows[-1]])
+        if queues.was_deleted_after((topic, queue_id), last):
+            continue
+        queue, offsets = queues.get_plain(topic, queue_id), block.queue_offsets[rows]
+        if queue is None or (np.diff(offsets) != 1).any():
+            return False
+        if offsets[0] < queue.first_offset or offsets[-1] >= queue.next_offset:
+            return False
+        if _leads_elsewhere(queue, int(offsets[0]), block.starts[rows] + physical_offset, block.sizes[rows]):
+            return False
+    return True
+
+
+def true_place(queues: QueueTable, view: DispatchView, physical_offset: int) -> QueueUnit | None:
+    """Return the true place (queue and queue offset) of the visible record at `physical_offset`, if the disk has
+    changed the place that the record names. Return None if nothing shows such a change.
+
+    The change is certain if a unit points to exactly this record from a place that the record does not name, and no
+    unit points to the record from the place that it names. Searches the units of all queues, at about 50 µs per queue.
+    Units of light queues and of the additional queues that the record names are no evidence: their offsets may be
+    stale.
+    """
+    if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
+        return None
+    named = QueueUnit((view.topic, view.queue_id), view.queue_offset)
+    if unit_agrees(queues, named, physical_offset, view.size):
+        return None
+    additional = {unit.key for unit in light_queue_units(view, physical_offset)}
+    for queue in queues.plain:
+        if queue.key in additional or is_light_queue(queue.topic):
+            continue
+        try:
+            queue_offset = queue.first_at_or_after(physical_offset)
+        except StoreCorruptError:
+            # A queue without readable units is no evidence. Its own readers report the queue.
+            continue
+        units = queue.units(queue_offset, 1)
+        if len(units) and (units[0]["physical_offset"], units[0]["size"]) == (physical_offset, view.size):
+            return QueueUnit(queue.key, queue_offset)
+    return None
+
+
+def unit_agrees(queues: QueueTable, place: QueueUnit, physical_offset: int, size: int) -> bool:
+    """True if the unit at `place` (queue and queue offset) points to the record of `size` bytes at `physical_offset`.
+    Also true if the queue need not have this unit: the unit was blanked or deleted, or the queue was deleted after the
+    record was stored."""
+    queue = queues.get_plain(*place.key)
+    if queues.was_deleted_after(place.key, physical_offset):
         return True
-
-    def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
-        """Return True if a consume-queue unit points to another record than expected. Compares the units of `queue`
-        from `queue_offset` on with `begins`, the physical offsets of the expected records in queue order."""
-        done = 0
-        while done < len(begins):
-            units = queue.units(queue_offset + done, len(begins) - done)
-            if not len(units):
-                break
-            elsewhere = units["physical_offset"] != begins[done : done + len(units)]
-            if (elsewhere & (units["size"] != PRE_BLANK_SIZE)).any():
-                return True
-            done += len(units)
+    if queue is None or place.queue_offset >= queue.next_offset:
         return False
+    units = queue.units(place.queue_offset, 1)
+    if place.queue_offset < queue.first_offset or not len(units):
+        return True
+    return (units[0]["physical_offset"], units[0]["size"]) == (physical_offset, size) or (
+        units[0]["size"] == PRE_BLANK_SIZE
+    )
+
+
+def _leads_elsewhere(
+    queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: NDArray[np.int32] | None = None
+) -> bool:
+    """Return True if a consume-queue unit points to another record than expected. Compares the units of `queue` from
+    `queue_offset` on with `begins`, the physical offsets of the expected records in queue order, and with `sizes`, the
+    sizes of these records, unless it is None."""
+    done = 0
+    while done < len(begins):
+        units = queue.units(queue_offset + done, len(begins) - done)
+        if not len(units):
+            break
+        elsewhere = units["physical_offset"] != begins[done : done + len(units)]
+        if sizes is not None:
+            elsewhere |= units["size"] != sizes[done : done + len(units)]
+        if (elsewhere & (units["size"] != PRE_BLANK_SIZE)).any():
+            return True
+        done += len(units)
+    return False

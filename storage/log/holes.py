@@ -15,13 +15,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from raymq.common.protocol.store import Hole
 from raymq.records.format.check import check_record
 from raymq.records.format.crc import body_crc, crc32, seal_holds
-from raymq.records.format.layout import MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE, RecordError, find_sections, read_header
+from raymq.records.format.layout import (
+    BLANK_LENGTH,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    RecordError,
+    encode_blank,
+    find_sections,
+    read_header,
+)
 from storage.files import disk
 from storage.files.damage import DamageNotes
 
@@ -44,6 +54,9 @@ class HoleTable:
         self.mended_bytes = self.mended_holes = 0
         """Two counters since the store was opened: the damaged bytes of the log that intact bytes replaced, and the
         holes (damaged ranges) that were removed because they are completely repaired."""
+        self.found_holes = self.found_bytes = 0
+        """Two counters since the store was opened: the holes (damaged ranges) that were found while the store runs, and
+        their bytes. Holes that recovery has found are not included."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -80,6 +93,15 @@ class HoleTable:
             disk.sync_directory(self._path.parent)
         self.holes = tuple(merged)
 
+    def add(self, holes: Sequence[Hole], file_size: int) -> None:
+        """Add holes (damaged ranges) that were found while the store runs. They overlap no hole in the table.
+
+        On return they are on disk. After an OSError the table is unchanged.
+        """
+        self.replace([*self.holes, *holes], file_size)
+        self.found_holes += len(holes)
+        self.found_bytes += sum(hole.size for hole in holes)
+
     def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
         """Return the holes (damaged ranges) that end after `physical_offset`, the start of the log."""
         return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
@@ -109,6 +131,35 @@ def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, lis
         size = min(step, MIN_RECORD_SIZE)
         shared.append((hole, [(hole.offset + step * record, size) for record in range(records)]))
     return shared
+
+
+def damaged_records(data: memoryview, start: int, position: int, end: int) -> list[Hole]:
+    """Return the damaged records from `position` up to `end` of a log file as holes (damaged ranges of the log).
+
+    `data` is the file, and `start` its physical offset. There is one hole per record if the records' sizes add up to
+    the range, otherwise one hole for the whole range.
+    """
+    edges = [position]
+    while edges[-1] < end:
+        size = int.from_bytes(data[edges[-1] : edges[-1] + 4], signed=True)
+        if not MIN_RECORD_SIZE <= size <= end - edges[-1]:
+            edges = [position, end]
+            break
+        edges.append(edges[-1] + size)
+    return [Hole(start + at, to - at, reason_of(data[at:to], start + at)) for at, to in pairwise(edges)]
+
+
+def lost_blank(data: memoryview, position: int) -> bytes:
+    """Return the 8 bytes of the BLANK (end-of-file marker) that a log file `data` had at `position`, if only one of its
+    two fields is damaged. Otherwise return empty bytes.
+
+    The content of a BLANK follows from the file's size. All bytes after a BLANK in its file are zero, which
+    distinguishes the BLANK from a damaged record.
+    """
+    found, blank = bytes(data[position : position + BLANK_LENGTH]), encode_blank(len(data) - position)
+    half = BLANK_LENGTH // 2
+    is_half = (found[:half] == blank[:half]) != (found[half:] == blank[half:])
+    return blank if is_half and not any(data[position + BLANK_LENGTH :]) else b""
 
 
 def reason_of(record: memoryview, physical_offset: int) -> str:

@@ -460,6 +460,15 @@ class ConsumeQueue(BaseConsumeQueue):
                     raise
                 # Search again: retention deleted a queue file during the search.
 
+    def units_before(self, physical_offset: int) -> NDArray[np.void]:
+        """Return the visible unit of the queue's last record that starts before `physical_offset`, as an array of
+        length one. Returns an empty array if there is no such unit, or if the units cannot be read."""
+        try:
+            offset = self.first_at_or_after(physical_offset) - 1
+        except StoreCorruptError:
+            return np.empty(0, UNIT_DTYPE)
+        return self.units(offset, 1) if offset >= self.min_offset else np.empty(0, UNIT_DTYPE)
+
     def first_placed_at(self, physical_offset: int) -> int:
         """Search as `first_at_or_after` does, but in all entries (units) of the queue, visible or not. Returns
         `next_offset` if no entry matches. Called under the append lock."""

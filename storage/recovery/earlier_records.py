@@ -17,6 +17,7 @@ from raymq.records.format.dispatch import DispatchView, dispatch_view
 from storage.dispatch.batch_dispatch import QueueGapError
 from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.dispatch.multi_dispatch import QueueKey, QueueUnit
+from storage.dispatch.place_check import units_agree
 from storage.dispatch.record_blocks import Block
 from storage.dispatch.redispatch import Redispatch
 from storage.parts import StoreParts
@@ -144,7 +145,7 @@ class EarlierRecords:
     def _is_believed(self, block: Block, physical_offset: int) -> bool:
         """True if the records of a block can be trusted. Otherwise the caller must compare each record with its queue
         unit."""
-        return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
+        return not self._misfits_left or units_agree(self._queues, block, physical_offset)
 
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
         """Return the view of a record that lies before the log scan, with the record's true place (queue and queue

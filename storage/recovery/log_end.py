@@ -17,7 +17,6 @@ were good before; these records are kept.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Final
 
 from raymq.common.protocol.store import Hole
@@ -30,14 +29,13 @@ from raymq.records.format.layout import (
     MIN_RECORD_SIZE,
     SYS_FLAG_INNER_BATCH,
     RecordError,
-    encode_blank,
     store_timestamp_at,
 )
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from storage.dispatch.record_blocks import is_queued
 from storage.dispatch.record_check import SECTOR_BYTES, is_implausible
 from storage.files.mapped_file import HEAD_BYTES
-from storage.log.holes import PLACE_REASON, is_changed_beside_body, reason_of
+from storage.log.holes import PLACE_REASON, damaged_records, is_changed_beside_body, lost_blank
 from storage.log.log_walk import fills_file, is_intact, resume_behind
 from storage.parts import StoreParts
 from storage.recovery.checkpoint import Checkpoint
@@ -92,7 +90,7 @@ class LogEnd:
             start = position - position % self._log.file_size
             data, file_end = self._data(start), start + self._log.file_size
             end = self._end_in_file(data, start, position - start, resume_offset)
-            holes += self._records_between(data, start, position - start, end)
+            holes += damaged_records(data, start, position - start, end)
             position = resume_offset if start + end == resume_offset else file_end
         return holes
 
@@ -167,29 +165,9 @@ class LogEnd:
 
     def lost_blank(self, physical_offset: int) -> bytes:
         """Return the 8 bytes of the BLANK (end-of-file marker) that a log file had at an offset, if only one of its two
-        fields is damaged. Otherwise return empty bytes.
-
-        The content of a BLANK follows from the file's size. All bytes after a BLANK in its file are zero, which
-        distinguishes the BLANK from a damaged record.
-        """
+        fields is damaged (holes.lost_blank). Otherwise return empty bytes."""
         start = physical_offset - physical_offset % self._log.file_size
-        data, position = self._data(start), physical_offset - start
-        found, blank = bytes(data[position : position + BLANK_LENGTH]), encode_blank(len(data) - position)
-        half = BLANK_LENGTH // 2
-        is_half = (found[:half] == blank[:half]) != (found[half:] == blank[half:])
-        return blank if is_half and not any(data[position + BLANK_LENGTH :]) else b""
-
-    def _records_between(self, data: memoryview, start: int, position: int, end: int) -> list[Hole]:
-        """Return the damaged records in a range of a log file. There is one hole per record if the records' sizes add
-        up to the range, otherwise one hole for the whole range."""
-        edges = [position]
-        while edges[-1] < end:
-            size = int.from_bytes(data[edges[-1] : edges[-1] + 4], signed=True)
-            if not MIN_RECORD_SIZE <= size <= end - edges[-1]:
-                edges = [position, end]
-                break
-            edges.append(edges[-1] + size)
-        return [Hole(start + at, to - at, reason_of(data[at:to], start + at)) for at, to in pairwise(edges)]
+        return lost_blank(self._data(start), physical_offset - start)
 
     def _next_record(self, physical_offset: int) -> int | None:
         """Return the physical offset of the next intact record after a position, in the same log file or in a later

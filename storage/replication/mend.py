@@ -16,6 +16,7 @@ from raymq.common.protocol.store import Hole
 from storage.append.write_gate import WriteGate
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, light_queue_units
+from storage.dispatch.place_check import true_place
 from storage.dispatch.record_blocks import is_queued
 from storage.files import disk
 from storage.parts import StoreParts
@@ -51,8 +52,9 @@ class HoleMender:
         On return the bytes are on disk, the hole is smaller or gone, and the records can be found by their keys.
 
         Raises InvalidArgumentError, and changes nothing, if the bytes do not lie in one hole. Also raises it if `data`
-        does not consist of whole, intact records for exactly this offset. Raises StoreNotWritableError if the disk
-        fails; the hole stays. Raises ServiceNotAvailableError if the store is closed.
+        does not consist of whole, intact records for exactly this offset, or if a queue unit shows that a record of
+        `data` has a changed place (queue and queue offset). Raises StoreNotWritableError if the disk fails; the hole
+        stays. Raises ServiceNotAvailableError if the store is closed.
         """
         with self._parts.append_lock:
             self._gate.require_open()
@@ -75,6 +77,14 @@ class HoleMender:
             raise InvalidArgumentError(f"the log has no damaged range from physical offset {offset} to {end}")
         file_size = parts.log.file_size
         views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
+        for view in views:
+            place = true_place(parts.queues, view, view.physical_offset)
+            if place is not None:
+                raise InvalidArgumentError(
+                    f"the other replica's record at physical offset {view.physical_offset} names "
+                    f"{view.topic}:{view.queue_id} at {view.queue_offset}, but it belongs at {place.key[0]}:"
+                    f"{place.key[1]} at {place.queue_offset}: the other replica has the same damage"
+                )
         disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
         for view in views:
             own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
