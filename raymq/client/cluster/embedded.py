@@ -15,7 +15,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from functools import cache
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +36,10 @@ OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 """Size in bytes of the local Ray's object store."""
 STARTING_MAX: Final = 16
 """Maximum number of Ray worker processes that may start at the same time."""
+UNUSED_PROCESSES: Final = ("start_monitor", "start_log_monitor")
+"""Methods of Ray's class Node that start processes which an embedded raymq does not use. The autoscaler has no machines
+to add. The log monitor has no driver that prints the workers' output (`log_to_driver` is false). The API server stays,
+because Ray Data asks it for its tasks: without an API server, Ray waits 40 s for its address."""
 SOCKET_DIRECTORY_MAX: Final = 40
 """Maximum length in characters of the directory in which Ray's temporary directory is made. Ray appends about 60
 characters to this directory to name its sockets, and the path of a socket has at most 107."""
@@ -147,32 +153,45 @@ def _process_token() -> str:
 
 
 def _init_ray(directory: str) -> None:
-    # Set the constant ENABLE_RAY_CLUSTER in Ray's module. Setting the environment variable would be too late: Ray has
-    # read it when Ray was imported, and only uses the constant at a start.
-    constants: Any = sys.modules["ray._private.ray_constants"]
-    before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False
+    with ExitStack() as replaced:
+        replaced.enter_context(described_as_utf8())
+        # Set the constant ENABLE_RAY_CLUSTER in Ray's module. Setting the environment variable would be too late: Ray
+        # has read it when Ray was imported, and only uses the constant at a start.
+        replaced.enter_context(_attribute(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False))
+        for name in filter(partial(hasattr, ray._private.node.Node), UNUSED_PROCESSES):
+            replaced.enter_context(_attribute(ray._private.node.Node, name, _start_nothing))
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=directory,
+            _system_config={
+                "enable_worker_prestart": False,
+                "prestart_worker_first_driver": False,
+                # By default, Ray starts at most as many worker processes at a time as the machine has CPUs. If more
+                # workers are starting, Ray prints warnings to standard output.
+                "worker_maximum_startup_concurrency": STARTING_MAX,
+            },
+        )
+    note_connection()
+
+
+def _start_nothing(node: Any, **options: Any) -> None:
+    """Replace a method of Ray's class Node that would start an unused process."""
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an existing attribute of a module or class of Ray to `value`, and restore the attribute at the end."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
-        with described_as_utf8():
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace=NAMESPACE,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=directory,
-                _system_config={
-                    "enable_worker_prestart": False,
-                    "prestart_worker_first_driver": False,
-                    # By default, Ray starts at most as many worker processes at a time as the machine has CPUs. If more
-                    # workers are starting, Ray prints warnings to standard output.
-                    "worker_maximum_startup_concurrency": STARTING_MAX,
-                },
-            )
-        note_connection()
+        yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = before
+        setattr(owner, name, before)
 
 
 # Ray makes this process the leader of a new process group. If the process was in its terminal's foreground group, as

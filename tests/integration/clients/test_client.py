@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ import raymq
 from raymq.common.message import MessageExt, MessageQueue, PullStatus, SendStatus
 from raymq.records.format.hashing import java_hash
 from raymq.records.format.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
-from tests.support.clusters.cluster import poll_until
+from tests.support.clusters.cluster import command_of, descendants, poll_until
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 
@@ -39,6 +40,16 @@ def read_all(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[MessageExt
 
 def bodies(messages: Iterable[MessageExt]) -> list[bytes]:
     return [message.body for message in messages]
+
+
+# Tests of the embedded cluster
+
+
+def test_an_embedded_raymq_runs_no_process_of_ray_that_it_does_not_use(mq: raymq.Client) -> None:
+    commands = [" ".join(arguments) for process in descendants() if (arguments := command_of(process))]
+    assert any("raylet" in command for command in commands), commands
+    unused = [command for command in commands if re.search(r"monitor\.py", command)]
+    assert unused == []
 
 
 # Tests of producing

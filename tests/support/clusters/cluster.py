@@ -198,11 +198,16 @@ def without_rays_agents(processes: Sequence[psutil.Process]) -> list[psutil.Proc
 
 def title(process: psutil.Process) -> str:
     """Return a process's first argument, which Ray sets to the process's role; empty if the process has ended."""
-    try:
-        command = process.cmdline()
-    except psutil.NoSuchProcess:
-        return ""
+    command = command_of(process)
     return command[0] if command else ""
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return a process's command line; empty if the process has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def assert_untouched(box: Sandbox) -> None:
