@@ -7,6 +7,7 @@ cluster if they leave the cluster intact. The modules of tests/integration/spark
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -91,6 +92,7 @@ LOCAL_SPARK = "local_spark"
 """Scope name of the tests in tests/component/spark, which share one Spark session."""
 
 
+@cache
 def group_of(path: Path) -> str:
     """Return the group of a test file, which depends on its folder: "ray" for tests on one Ray node, "nodes" for tests
     on several nodes, empty for tests without Ray."""
@@ -100,6 +102,7 @@ def group_of(path: Path) -> str:
     return "ray" if folders[:1] == ("integration",) or folders[:2] in RAY_CHAOS else ""
 
 
+@cache
 def shared_by(path: Path) -> str:
     """Return the name of the cluster that a test file shares with other files; empty if the file shares no
     cluster."""
@@ -129,7 +132,13 @@ def scope_of(nodeid: str) -> str:
     A scope's name is the name of a shared cluster or session, "nodes" for tests on several nodes, or else the file's
     path below tests/.
     """
-    path = TESTS.parent / nodeid.partition("::")[0]
+    return scope_of_file(nodeid.partition("::")[0])
+
+
+@cache
+def scope_of_file(file: str) -> str:
+    """Return the scope of a test file's tests. `file`: the file's path below the repository's root directory."""
+    path = TESTS.parent / file
     if shared := shared_by(path):
         return shared
     if has_local_spark(path):
@@ -197,8 +206,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests of shared clusters, and mark each test in tests/chaos as long."""
     items.sort(key=lambda item: turn_of(item.path))
     for item in items:
-        if item.path.is_relative_to(TESTS / "chaos"):
+        if in_chaos(item.path):
             item.add_marker(pytest.mark.long)
+
+
+@cache
+def in_chaos(path: Path) -> bool:
+    """Return True if the test file is below tests/chaos."""
+    return path.is_relative_to(TESTS / "chaos")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect the tests without Python's garbage collector, and keep the collected objects out of later collections.
+
+    A worker collects 11,000 tests. The garbage collector would visit the growing number of objects again and again, and
+    each `gc.collect()` of a test would visit all of them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
