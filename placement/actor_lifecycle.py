@@ -1,16 +1,23 @@
-"""Starts a storage actor on the node that has the store's disk, and ends an actor cleanly."""
+"""Starts a storage actor on the node that has the store's disk, and ends actors cleanly, in an order that keeps data
+complete.
+
+Only `start_storage` imports the servers' code. The import takes 0.2 s of processor time, which a program that stops
+actors saves.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.access.authenticated_server import access_for
-from actors.replica.storage_actor import StorageActor
+from placement.inventory import running
 from placement.specs import StoragePlan
+from raymq.client.cluster.launcher import ProgressCallback
 from raymq.common.errors import NoPermissionError, RaymqError
 from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef, find_actor
@@ -22,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 def start_storage(plan: StoragePlan) -> None:
     """Create a replica's storage actor on its node, unless the actor exists. Does not wait for the actor to answer."""
+    from actors.replica.storage_actor import StorageActor
+
     strategy = NodeAffinitySchedulingStrategy(plan.node_id, soft=False)
     StorageActor.options(name=str(plan.name), get_if_exists=True, scheduling_strategy=strategy).remote(
         plan.name, plan.settings, plan.store_host, plan.replication, plan.metrics, **access_for(str(plan.name))
@@ -44,3 +53,29 @@ def end_actor(name: str) -> None:
         except RaymqError as error:
             logger.warning("actor %s did not close cleanly and is killed: %s", name, error)
     ray.kill(handle, no_restart=True)
+
+
+def stop_actors(progress: ProgressCallback = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
+    """Stop raymq's actors, or only the actors in `only`: consumers first, stores last. Returns the names of the stopped
+    actors.
+
+    An actor that does not close within CLOSE_TIMEOUT_S is killed. The store of a killed actor recovers when it is
+    opened again.
+    """
+    names = running() if only is None else list(only)
+    order = sorted(names, key=lambda name: (_stop_rank(name), name))
+    for name in order:
+        progress(f"stopping {name}")
+        end_actor(name)
+    return order
+
+
+def _stop_rank(name: str) -> int:
+    # Stop the Controller before the stores. Otherwise it would elect new masters while the stores of a broker group
+    # close one after another.
+    for rank, prefix in enumerate(
+        (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
+    ):
+        if name.startswith(prefix):
+            return rank
+    return 9 if name.startswith("storage-") else 8

@@ -1,4 +1,4 @@
-"""Executes a plan: starts the actors, waits until they answer, and stops them in an order that keeps data complete.
+"""Executes a plan: starts the actors, and waits until they answer.
 
 Starting is idempotent: actors that already run are left as they are. Each step has a deadline. If a step of a start
 fails, the actors that this start has created are stopped again, so a failed start leaves no new actors.
@@ -11,7 +11,7 @@ name.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import ray
@@ -21,14 +21,14 @@ from actors.access.authenticated_server import access_for
 from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
 from actors.rebalance import start_rebalance
-from placement.actor_lifecycle import end_actor, start_storage
+from placement.actor_lifecycle import end_actor, start_storage, stop_actors
 from placement.controller import ControllerActor
 from placement.inventory import head_node_id, running
 from placement.plan import Plan
 from placement.specs import ControllerSettings
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.common.names import CONSOLE, CONTROLLER
+from raymq.common.names import CONTROLLER
 from raymq.remoting.actor_ref import ActorRef, raymq_errors
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
@@ -56,7 +56,7 @@ def start(
         with raymq_errors("the start of raymq's actors"):
             _start(plan, progress, time.monotonic() + timeout_s, log_bytes)
     except BaseException:
-        stop(progress, only=[name for name in running() if name not in before])
+        stop_actors(progress, only=[name for name in running() if name not in before])
         raise
 
 
@@ -148,29 +148,3 @@ def _wait(name: str, method: str, deadline_s: float) -> None:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.2)
-
-
-def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
-    """Stop raymq's actors, or only the actors in `only`: consumers first, stores last. Returns the names of the stopped
-    actors.
-
-    An actor that does not close within CLOSE_TIMEOUT_S is killed. The store of a killed actor recovers when it is
-    opened again.
-    """
-    names = running() if only is None else list(only)
-    order = sorted(names, key=lambda name: (_stop_rank(name), name))
-    for name in order:
-        progress(f"stopping {name}")
-        end_actor(name)
-    return order
-
-
-def _stop_rank(name: str) -> int:
-    # Stop the Controller before the stores. Otherwise it would elect new masters while the stores of a broker group
-    # close one after another.
-    for rank, prefix in enumerate(
-        (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
-    ):
-        if name.startswith(prefix):
-            return rank
-    return 9 if name.startswith("storage-") else 8

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from placement.actor_lifecycle import _stop_rank
 from placement.console import actor
 from placement.console.actor import application_settings
 from placement.console.cluster_view import settings_of, topics_to_look_at, view_of, writable_of
-from placement.launch import _stop_rank
 from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.config.console import ConsoleOptions
 from raymq.common.errors import ConfigError
