@@ -54,7 +54,11 @@ def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Clie
         environment.setenv("RAYMQ_USER", ADMIN.user)
         environment.setenv("RAYMQ_SECRET", ADMIN.secret)
         with embedded(box) as client:
-            yield client
+            try:
+                yield client
+            finally:
+                for credentials in list(_programs):
+                    _end_program(credentials)
 
 
 @ray.remote(num_cpus=0)
@@ -74,14 +78,28 @@ class Program:
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
     """Run `work` in a separate program that connects with `credentials`. Returns the result of `work`, or raises its
-    error."""
-    program = Program.remote(credentials)
+    error.
+
+    Each user has one program for all calls until `access_cluster` ends, because a new program takes more than a second
+    of processor time. Each call makes a new connection.
+    """
+    if credentials not in _programs:
+        _programs[credentials] = Program.remote(credentials)
     try:
-        return ray.get(program.run.remote(work), timeout=CALL_S)
+        return ray.get(_programs[credentials].run.remote(work), timeout=CALL_S)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-    finally:
-        ray.kill(program)
+    except ray.exceptions.RayError:  # the program has ended, or does not answer
+        _end_program(credentials)
+        raise
+
+
+_programs: dict[raymq.Credentials | None, Any] = {}
+"""The actor `Program` of each user. None is the key of the program without credentials."""
+
+
+def _end_program(credentials: raymq.Credentials | None) -> None:
+    ray.kill(_programs.pop(credentials))
 
 
 def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
