@@ -46,7 +46,7 @@ CLUSTER_SECTIONS = """produce consume filter receive requests delay producers ov
     groups lone-send memory trace spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
-LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
+LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis hiredis nats-py".split()
 
 
 def main() -> None:

@@ -3,14 +3,17 @@ names the versions of the peers (other queue systems)."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests.bench import peers
+from tests.bench.__main__ import LIBRARIES
 from tests.bench.figures import Figure, Goal, as_markdown
 
 BENCH = Path(__file__).parents[2] / "bench" / "programs"
@@ -58,6 +61,15 @@ def test_a_report_has_the_versions_of_the_installed_peers(
     server.chmod(0o755)
     monkeypatch.setattr(peers, "_program", lambda wanted: str(server) if wanted == program else "")
     assert peers.peer_versions() == {"ray": version("ray"), name: found}
+
+
+def test_a_report_has_the_versions_of_all_clients_of_the_peers() -> None:
+    """A report records the version of each library that `make bench` installs. hiredis parses Redis' answers, so its
+    version changes the speed of Redis."""
+    pyproject = tomllib.loads((BENCH.parents[2] / "pyproject.toml").read_text())
+    clients = pyproject["project"]["optional-dependencies"]["bench"]
+    assert clients
+    assert {re.split(r"[<>=~!\[ ;]", client)[0] for client in clients} <= set(LIBRARIES)
 
 
 def test_a_round_in_which_a_peer_measures_0_has_no_ratio() -> None:
