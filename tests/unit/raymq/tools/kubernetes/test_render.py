@@ -236,26 +236,58 @@ def test_versions_match_the_lock_file_and_raymq(shape: ClusterShape) -> None:
     assert {container(group)["image"] for group in groups(shape)} == {shape.image}
 
 
+class Image:
+    """A folder in place of the Kubernetes image, whose PATH has no Java. Its `python` installs nothing with pip, and
+    runs every other program with this Python. `find_java`: the shell command that answers when the RUN line looks for
+    Java; by default the line's own program runs."""
+
+    def __init__(self, root: Path, find_java: str = "") -> None:
+        self.root = root
+        self.programs, system = root / "bin", root / "system"
+        self.installed = root / "installed"
+        self.programs.mkdir()
+        system.mkdir()
+        for program in ("sh", "ln", "dirname", "rm"):
+            (system / program).symlink_to(str(shutil.which(program)))
+        python = self.programs / "python"
+        python.write_text(
+            f"#!{shutil.which('sh')}\n"
+            f'if [ "$1 $2" = "-m pip" ]; then echo "$@" >> {shlex.quote(str(self.installed))}; exit; fi\n'
+            f"{find_java}\n"
+            f'exec {shlex.quote(sys.executable)} "$@"\n'
+        )
+        python.chmod(0o755)
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if name != "JAVA_HOME"},
+            "PATH": f"{self.programs}{os.pathsep}{system}",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        assert shutil.which("java", path=self.environ["PATH"]) is None
+
+    def run(self) -> int:
+        """Run the whole RUN line of the Dockerfile, with the image's /tmp/raymq in this folder. Returns the exit code
+        of the line."""
+        [line] = re.findall(r"^RUN ((?:.*\\\n)*.+)", rendered_files(ClusterShape())["Dockerfile"], re.MULTILINE)
+        command = line.replace("/tmp/raymq", shlex.quote(str(self.root / "raymq")))
+        return subprocess.run(
+            ["sh", "-c", command], env=self.environ, cwd=self.root, timeout=60, check=False
+        ).returncode
+
+
+@pytest.mark.parametrize("find_java", ["exit 1", "echo; exit 1"], ids=["silent", "with output"])
+def test_an_image_without_a_java_is_not_built(tmp_path: Path, find_java: str) -> None:
+    image = Image(tmp_path, find_java)
+    assert image.run() != 0
+    assert not (image.programs / "java").is_symlink()
+
+
 def test_spark_finds_the_java_of_the_image_on_the_path_of_ray(tmp_path: Path) -> None:
-    """Run the Dockerfile's command that links Java, as in an image whose PATH has no Java, and the check of a node that
-    runs before Spark starts there."""
-    [run] = re.findall(r"^RUN ((?:.*\\\n)*.+)", rendered_files(ClusterShape())["Dockerfile"], re.MULTILINE)
-    link = run.replace("\\\n", "").split("&&")[-1].strip()
-    assert link.startswith("ln -s ")
-    programs, system = tmp_path / "bin", tmp_path / "system"
-    programs.mkdir()
-    system.mkdir()
-    for program in ("sh", "ln", "dirname"):
-        (system / program).symlink_to(str(shutil.which(program)))
-    (programs / "python").write_text(f'#!{shutil.which("sh")}\nexec {shlex.quote(sys.executable)} "$@"\n')
-    (programs / "python").chmod(0o755)
-    environ = {
-        **{name: value for name, value in os.environ.items() if name != "JAVA_HOME"},
-        "PATH": f"{programs}{os.pathsep}{system}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    assert shutil.which("java", path=environ["PATH"]) is None
-    subprocess.run(["sh", "-c", link], env=environ, cwd=tmp_path, timeout=60, check=True)
+    """Run the RUN line of the Dockerfile, as in an image whose PATH has no Java, and the check of a node that runs
+    before Spark starts there."""
+    image = Image(tmp_path)
+    environ = image.environ
+    assert image.run() == 0
+    assert [line.split()[2] for line in image.installed.read_text().splitlines()] == ["install", "install"]
     java = java_on_path(environ)
     assert java is not None
     assert java.major == SPARK_JAVA
