@@ -43,6 +43,12 @@ SHORT_TESTS: Final = (
     "--ignore=tests/unit/raymq/client/producer/test_table.py",  # needs pandas
 )
 COMPILED: Final = ("raymq", "storage", "actors", "placement", "raydp_jobs", "tests")
+INSTALL_S: Final = 600.0
+"""Time limit in seconds for making an environment, with all calls of pip."""
+SHORT_STEP_S: Final = 240.0
+"""Time limit in seconds of one step of a short run."""
+STEP_S: Final = 7200.0
+"""Time limit in seconds of one step of a whole run."""
 _ANSWER_TIMEOUT_S: Final = 60.0
 
 
@@ -102,7 +108,7 @@ def _version_of(interpreter: str) -> str:
 def environment(version: str, interpreter: str) -> Path:
     """Make the virtual environment of a Python version, or bring it up to date. Returns the environment's `bin` folder.
 
-    Raises subprocess.CalledProcessError if pip fails.
+    Raises subprocess.CalledProcessError if pip fails, and subprocess.TimeoutExpired after INSTALL_S.
     """
     return _installed(BUILD / f"venv-{version}", interpreter, LOCK.read_text())
 
@@ -111,7 +117,7 @@ def short_environment(version: str, interpreter: str) -> Path:
     """Make the virtual environment of a short run, or bring it up to date. Returns the environment's `bin` folder.
 
     The environment has what `raymq` without extras needs, and SHORT_TOOLS. Raises subprocess.CalledProcessError if pip
-    fails.
+    fails, and subprocess.TimeoutExpired after INSTALL_S.
     """
     return _installed(BUILD / f"venv-short-{version}", interpreter, short_lock(version), short=True)
 
@@ -153,13 +159,18 @@ def _installed(folder: Path, interpreter: str, lock: str, *, short: bool = False
     """
     python, installed, locked = folder / "bin" / "python", folder / ".installed", folder / "requirements.lock"
     state = hashlib.sha256(lock.encode() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    until_s = time.monotonic() + INSTALL_S
+
+    def call(*command: str) -> None:
+        subprocess.run(command, check=True, timeout=max(0.0, until_s - time.monotonic()))
+
     if not installed.exists() or installed.read_text() != state:
-        subprocess.run([interpreter, "-m", "venv", *(["--without-pip"] if short else []), str(folder)], check=True)
+        call(interpreter, "-m", "venv", *(["--without-pip"] if short else []), str(folder))
         locked.write_text(lock)
         pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet"]
         options = ["--no-deps", "--no-compile"] if short else []
-        subprocess.run([*pip, "install", *options, "--require-hashes", "--requirement", str(locked)], check=True)
-        subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], check=True)
+        call(*pip, "install", *options, "--require-hashes", "--requirement", str(locked))
+        call(*pip, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
         installed.write_text(state)
     return folder / "bin"
 
@@ -175,7 +186,7 @@ def run_steps(run: PythonRun) -> None:
             "demo": [str(programs / "raymq"), "demo"],
         }
 
-    _run(run, environment, steps)
+    _run(run, environment, steps, STEP_S)
 
 
 def run_short(run: PythonRun) -> None:
@@ -189,18 +200,23 @@ def run_short(run: PythonRun) -> None:
             "tests": [python, "-m", "pytest", "-q", "-m", "not long", "-p", "no:cacheprovider", *SHORT_TESTS],
         }
 
-    _run(run, short_environment, steps)
+    _run(run, short_environment, steps, SHORT_STEP_S)
 
 
 def _run(
-    run: PythonRun, make_environment: Callable[[str, str], Path], steps: Callable[[Path], dict[str, list[str]]]
+    run: PythonRun,
+    make_environment: Callable[[str, str], Path],
+    steps: Callable[[Path], dict[str, list[str]]],
+    step_s: float,
 ) -> None:
-    """Make the environment of a run, and run its steps. `steps` returns the command of each step for a `bin` folder."""
+    """Make the environment of a run, and run its steps. `steps` returns the command of each step for a `bin` folder.
+    A step that takes longer than `step_s` seconds is killed and has failed."""
     assert run.interpreter is not None
     started_s = time.monotonic()
     try:
         programs = make_environment(run.version, run.interpreter)
-    except subprocess.CalledProcessError:
+    except subprocess.SubprocessError as error:
+        print(f"\nPython {run.version}: {error}", flush=True)
         run.failed.append("install")
         return
     # RAYMQ_QUICK limits the number of examples of property tests, as in `make test`. A test that starts the run sets
@@ -209,7 +225,10 @@ def _run(
     environ["RAYMQ_QUICK"] = "1"
     for name, command in steps(programs).items():
         print(f"\nPython {run.version}: {' '.join(command)}", flush=True)
-        if subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode != 0:
+        try:
+            subprocess.run(command, cwd=ROOT, env=environ, check=True, timeout=step_s)
+        except subprocess.SubprocessError as error:
+            print(f"\nPython {run.version}: {error}", flush=True)
             run.failed.append(name)
     run.seconds = time.monotonic() - started_s
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,3 +113,34 @@ def test_a_short_run_names_the_step_that_failed(monkeypatch: pytest.MonkeyPatch,
 def test_the_files_and_folders_of_the_short_run_exist() -> None:
     paths = [name.removeprefix("--ignore=") for name in (*pythons.SHORT_TESTS, *pythons.COMPILED)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("hangs", ["venv", "install"])
+def test_an_installation_that_takes_too_long_is_killed_and_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, hangs: str
+) -> None:
+    pids, program = tmp_path / "pids", tmp_path / "python"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *{hangs}*) echo $$ >> {pids}; exec sleep 1000;; esac\nmkdir -p "$3"\n')
+    program.chmod(0o755)
+    (tmp_path / "venv-3.12").mkdir()
+    monkeypatch.setattr(pythons, "BUILD", tmp_path)
+    monkeypatch.setattr(pythons, "INSTALL_S", 3.0)
+    monkeypatch.setattr(pythons, "sys", SimpleNamespace(executable=str(program)))
+    run = PythonRun("3.12", str(program))
+    pythons.run_steps(run)
+    assert run.failed == ["install"]
+    assert "timed out" in capfd.readouterr().out
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_a_step_that_takes_too_long_is_killed_and_has_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\ncase "$*" in *pytest*) exec sleep 1000;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(pythons, "short_environment", lambda version, interpreter: tmp_path)
+    monkeypatch.setattr(pythons, "SHORT_STEP_S", 5.0)
+    run = PythonRun("3.12", str(program))
+    pythons.run_short(run)
+    assert run.failed == ["tests"]
