@@ -22,6 +22,8 @@ from tests.support.clusters.cluster import Sandbox, kill_actors, one_group, poll
 from tests.support.clusters.faults import standing_still
 from tests.support.history.checker import check
 from tests.support.history.history import History
+from tests.support.history.log_rules import check_log
+from tests.support.history.observations import Observations, TailWatcher
 from tests.support.history.waiting import eventually
 from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
@@ -78,9 +80,10 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_st
     mq: raymq.Client, box: Sandbox, replicas: RayReplicas, topic: str, group: str
 ) -> None:
     seed = chaos_seed()
-    history = History()
-    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
-    with Watcher(mq, topic, group) as watcher:
+    history, seen = History(), Observations()
+    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005, observations=seen)
+    tails = TailWatcher(mq, topic, seen, group)
+    with Watcher(mq, topic, group, observations=seen) as watcher, tails:
         senders.start()
         try:
             for fault in Faults(replicas, random.Random(seed)).in_some_order():
@@ -103,7 +106,9 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_st
         )
         eventually(lambda: watcher.failed or len(watcher.seen) >= len(stored), "everything at the consumer")
     watcher.check()
+    tails.check()
     assert watcher.seen == stored
+    check_log(seen, random.Random(seed))
     end = replicas.equal_end()
     assert end > 0
     assert len({log_checksum(box.data / f"{BROKER}-{replica}", end) for replica in range(REPLICAS)}) == 1

@@ -24,6 +24,8 @@ from tests.support.clusters.storm import Storm, Weather
 from tests.support.history.checker import check
 from tests.support.history.history import History, Operation, Outcome, Sent
 from tests.support.history.listener_notes import ListenerNotes
+from tests.support.history.log_rules import check_log
+from tests.support.history.observations import Observations, TailWatcher
 from tests.support.history.waiting import eventually
 from tests.support.history.watcher import Watcher
 from tests.support.history.workload import Senders, read_back
@@ -99,11 +101,14 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
     seed = chaos_seed()
     print(f"left out: {sorted(LEFT_OUT)}")
     history, notes = TimedHistory(), ListenerNotes(tmp_path / "notes")
-    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
+    seen = Observations()
+    senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005, observations=seen)
+    puller = Watcher(mq, topic, group, patient=True, observations=seen)
+    tails = TailWatcher(mq, topic, seen, group)
     push = mq.push_consumer(f"{group}-push", orderly=True, consume_from=FIRST)
     users = StateUsers(BROKER, topic, QUEUES, makers=2, committers=4, pause_s=0.1, prefix="storm")
     storm = Storm(Weather(KILLS, STOPS), random.Random(seed), SECONDS)
-    with Watcher(mq, topic, group, patient=True) as puller, push.subscribe(topic).on_message(Listen(notes)).start():
+    with puller, tails, push.subscribe(topic).on_message(Listen(notes)).start():
         with users:
             senders.start()
             try:
@@ -134,7 +139,9 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
         places = {(queue.queue_id, at, sent) for queue, at, sent in stored}
         eventually(lambda: places <= set(heard_in(notes)), "all at the listener", RESUME_S)
     puller.check()
+    tails.check()
     assert set(puller.seen) == bodies
+    check_log(seen, random.Random(seed))
     assert_in_order(heard_in(notes), places)
     users.check()
     kill_actors("Broker")

@@ -25,7 +25,10 @@ import raymq
 from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import SETTINGS as CLUSTER_SETTINGS
 from tests.support.clusters.storm import Storm, Weather
+from tests.support.history.log_rules import check_log
+from tests.support.history.observations import Observation, Observations, Seen
 from tests.support.history.waiting import eventually
+from tests.support.history.watcher import Watcher
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 COUNT = int(os.environ.get("RAYMQ_CHAOS_TRANSACTIONS", "10000" if SOAK else "200"))
@@ -168,8 +171,10 @@ def open_ones(mq: raymq.Client) -> int:
 
 
 @pytest.mark.timeout(STORM_S + 600)
-def test_only_committed_messages_become_visible_and_each_once(mq: raymq.Client, topic: str, tmp_path: Path) -> None:
-    seed = chaos_seed()
+def test_only_committed_messages_become_visible_and_each_once(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    seed, seen = chaos_seed(), Observations()
     database = tmp_path / "payments.db"
     make_database(database)
     payer = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=0)(payer_class())
@@ -177,16 +182,19 @@ def test_only_committed_messages_become_visible_and_each_once(mq: raymq.Client, 
     assert len(set(ray.get([one.ping.remote() for one in payers], timeout=120))) == PRODUCERS
     eventually(lambda: begun(database) > 20, "transactions")
     storm = Storm(WEATHER, random.Random(seed), STORM_S)
-    storm.start()
-    try:
-        eventually(lambda: begun(database) >= COUNT, f"{COUNT} transactions", STORM_S + SETTLED_S)
-        storm.stop() if SOAK else storm.join()
-    finally:
-        storm.stop()
-        print("faults", *storm.faults, f"{begun(database)} transactions", sep="\n  ")
-    close(database)
-    eventually(lambda: open_ones(mq) == 0, "each transaction has its outcome", SETTLED_S)
-    found = visible(mq, topic)
+    with Watcher(mq, topic, group, patient=True, observations=seen) as reader:
+        storm.start()
+        try:
+            eventually(lambda: begun(database) >= COUNT, f"{COUNT} transactions", STORM_S + SETTLED_S)
+            storm.stop() if SOAK else storm.join()
+        finally:
+            storm.stop()
+            print("faults", *storm.faults, f"{begun(database)} transactions", sep="\n  ")
+        close(database)
+        eventually(lambda: open_ones(mq) == 0, "each transaction has its outcome", SETTLED_S)
+        found = visible(mq, topic)
+        eventually(lambda: reader.failed or len(reader.seen) >= found.total(), "all at the reader", SETTLED_S)
+    reader.check()
     figures = list(mq.admin.transactions().values())
     for one in payers:
         ray.kill(one)
@@ -195,3 +203,6 @@ def test_only_committed_messages_become_visible_and_each_once(mq: raymq.Client, 
     assert found - committed == Counter(), "visible, or twice, without being committed"
     assert committed - found == Counter(), "committed, and not visible"
     assert found.total() > COUNT / 4
+    for (body,) in rows(database, "SELECT body FROM outcomes WHERE NOT commits"):
+        seen.add(Observation(Seen.ABORTED, 0.0, 0.0, text=body.encode()))
+    check_log(seen, random.Random(seed), ("two values", "two places", "skipped", "aborted seen"))

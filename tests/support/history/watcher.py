@@ -4,11 +4,13 @@ offset."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import raymq
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageQueue
+from tests.support.history.observations import Observation, Observations, Seen
 
 POLL_S = 0.5
 MAX_MESSAGES = 500
@@ -17,10 +19,19 @@ STOP_TIMEOUT_S = 60.0
 
 class Watcher:
     """A pull consumer that polls in a thread of its own. With `patient`, the thread continues after an error that
-    permits a retry."""
+    permits a retry. Each message is also a READ in `observations`, if given."""
 
-    def __init__(self, mq: raymq.Client, topic: str, group: str, *, patient: bool = False) -> None:
+    def __init__(
+        self,
+        mq: raymq.Client,
+        topic: str,
+        group: str,
+        *,
+        patient: bool = False,
+        observations: Observations | None = None,
+    ) -> None:
         self._mq, self._topic, self._group, self._patient = mq, topic, group, patient
+        self._observations = observations
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
@@ -57,6 +68,7 @@ class Watcher:
             self._failures.append(error)
 
     def _read(self, consumer: raymq.PullConsumer) -> None:
+        begin_s = time.monotonic()
         try:
             messages = consumer.poll(max_messages=MAX_MESSAGES, timeout_s=POLL_S)
         except RaymqError as error:
@@ -64,3 +76,11 @@ class Watcher:
                 raise
             return
         self.seen.update((message.queue, message.queue_offset, message.body) for message in messages)
+        if self._observations is not None:
+            end_s = time.monotonic()
+            self._observations.add(
+                *(
+                    Observation(Seen.READ, begin_s, end_s, one.queue, one.queue_offset, one.body, self._group)
+                    for one in messages
+                )
+            )

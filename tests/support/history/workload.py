@@ -4,12 +4,14 @@ all messages back afterwards."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 
 import raymq
 from raymq.common.message import MessageQueue, PullStatus
 from tests.support.history.history import History, Operation, Outcome, Sent
+from tests.support.history.observations import Observation, Observations, Seen
 
 IN_FLIGHT_MAX = 500
 SHARDS = 8
@@ -19,13 +21,23 @@ class Senders:
     """Threads that send messages: `producers` threads, each with its own producer, send `count` messages each, or fewer
     after `stop`.
 
-    `pause_s`: pause between two messages of a thread. Start the threads, then join them.
+    `pause_s`: pause between two messages of a thread. Each acknowledged send is also an observation, if `observations`
+    is given. Start the threads, then join them.
     """
 
     def __init__(
-        self, mq: raymq.Client, topic: str, *, producers: int, count: int, history: History, pause_s: float = 0.0
+        self,
+        mq: raymq.Client,
+        topic: str,
+        *,
+        producers: int,
+        count: int,
+        history: History,
+        pause_s: float = 0.0,
+        observations: Observations | None = None,
     ) -> None:
         self._mq, self._topic, self._count, self._history = mq, topic, count, history
+        self._observations = observations
         self._pause_s, self._stopping = pause_s, threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(producers)]
@@ -52,21 +64,31 @@ class Senders:
             raise self._failures[0]
 
     def _run(self, index: int) -> None:
-        waiting: deque[tuple[Sent, Future[raymq.SendResult]]] = deque()
+        waiting: deque[tuple[Sent, float, Future[raymq.SendResult]]] = deque()
         try:
             with self._mq.producer(f"sender-{index}") as producer:
                 for sequence in range(self._count):
                     sent = Sent(index, sequence)
                     message = raymq.Message(self._topic, sent.body())
-                    waiting.append((sent, producer.send_async(message, sharding_key=f"shard-{sequence % SHARDS}")))
-                    while waiting and (len(waiting) >= IN_FLIGHT_MAX or waiting[0][1].done()):
-                        self._history.add(outcome_of(*waiting.popleft()))
+                    begin_s = time.monotonic()
+                    future = producer.send_async(message, sharding_key=f"shard-{sequence % SHARDS}")
+                    waiting.append((sent, begin_s, future))
+                    while waiting and (len(waiting) >= IN_FLIGHT_MAX or waiting[0][2].done()):
+                        self._note(*waiting.popleft())
                     if self._stopping.wait(self._pause_s) if self._pause_s else self._stopping.is_set():
                         break
                 while waiting:
-                    self._history.add(outcome_of(*waiting.popleft()))
+                    self._note(*waiting.popleft())
         except BaseException as error:  # keep the error of this sending thread; `join` raises it in the test's thread
             self._failures.append(error)
+
+    def _note(self, sent: Sent, begin_s: float, future: Future[raymq.SendResult]) -> None:
+        """Wait until a send has ended, and add its outcome to the history and the observations."""
+        operation = outcome_of(sent, future)
+        self._history.add(operation)
+        if self._observations is not None and operation.outcome is Outcome.OK:
+            end_s, queue, offset = time.monotonic(), operation.queue, operation.queue_offset
+            self._observations.add(Observation(Seen.ACKNOWLEDGED, begin_s, end_s, queue, offset, sent.body()))
 
 
 def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
