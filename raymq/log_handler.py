@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from raymq.common.closing import closed_on_error
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import Message, SendResult
 from raymq.common.numbers import POSITIVE, bounded, checked
@@ -30,6 +31,7 @@ from raymq.common.parallel import require_daemon
 
 if TYPE_CHECKING:
     from raymq.client.client import Client
+    from raymq.client.producer.producer import Producer
 
 OWN_LOGGERS: Final = ("raymq", "ray")
 """Loggers whose records are never sent. The records of their child loggers are not sent either."""
@@ -58,7 +60,8 @@ class RaymqHandler(logging.Handler):
     connects itself, to the Ray cluster at `address` or to the Ray cluster that it finds. It raises ClusterNotFoundError
     if it finds no cluster. `capacity`: maximum number of records that wait in memory. `flush_timeout_s`: maximum time
     in seconds that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of
-    range.
+    range. Raises ClientStateError if the interpreter is exiting, and Python 3.12 starts no thread. After an error no
+    connection and no producer of the handler is left open.
 
     Neither logging nor closing raises an error while the cluster is unreachable: `statistics` counts the lost records.
     """
@@ -95,8 +98,10 @@ class RaymqHandler(logging.Handler):
             from raymq.client.client import connect
 
             client = self._own_client = connect(address)
-        self._producer = client.producer(producer_group)
-        self._thread = require_daemon(self._run, name="log-handler", what="a RaymqHandler")
+        self._producer: Producer | None = None
+        with closed_on_error(self._release, "a RaymqHandler"):
+            self._producer = client.producer(producer_group)
+            self._thread = require_daemon(self._run, name="log-handler", what="a RaymqHandler")
         atexit.register(self.close)  # close the handler before the exit handlers of the client and of Ray run
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -172,6 +177,7 @@ class RaymqHandler(logging.Handler):
         return self._closing and not self._buffer
 
     def _send(self, message: Message) -> None:
+        assert self._producer is not None
         try:
             self._producer.send_async(message).add_done_callback(self._note)
         except Exception as error:  # catch all exceptions, so that the following log records are not lost
@@ -196,6 +202,10 @@ class RaymqHandler(logging.Handler):
         until_s = time.monotonic() + self.flush_timeout_s
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, max(0.0, until_s - time.monotonic()))
+        self._release()
+
+    def _release(self) -> None:
+        """Close the producer and the handler's own connection, if they exist. Stores an error for `statistics`."""
         for item in (self._producer, self._own_client):
             try:
                 if item is not None:

@@ -32,6 +32,7 @@ from placement.actor_lifecycle import end_actor
 from placement.console.live_control import live_cluster
 from placement.inventory import head_node_id, running
 from raymq.client.client import Client, connect
+from raymq.common.closing import closed_on_error
 from raymq.common.config.console import ConsoleOptions
 from raymq.common.errors import ConfigError, RaymqError
 from raymq.common.names import CONSOLE
@@ -70,18 +71,21 @@ class ConsoleService:
             self._failure = error
 
     def _start(self) -> None:
+        """Listen, connect and serve. If a step fails, closes what the earlier steps opened, and raises the error."""
         options = self._options
         settings = application_settings(options)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         listening = listen(options.host, options.port, session_folder(), restarted=restarted)
-        self._port = listening.getsockname()[1]
-        self._client = connect()
-        tls: dict[str, Any] = {}
-        if options.tls_cert is not None:
-            tls = {"ssl_certfile": str(options.tls_cert), "ssl_keyfile": str(options.tls_key)}
-        app = create_app(live_cluster(self._client, self._cluster_name), settings)
-        self._server = ConsoleServer(app, listening, **tls)
-        self._server.start()
+        with closed_on_error(listening.close, "the console's socket"):
+            self._port = listening.getsockname()[1]
+            client = connect()
+            with closed_on_error(client.close, "the console's connection"):
+                tls: dict[str, Any] = {}
+                if options.tls_cert is not None:
+                    tls = {"ssl_certfile": str(options.tls_cert), "ssl_keyfile": str(options.tls_key)}
+                server = ConsoleServer(create_app(live_cluster(client, self._cluster_name), settings), listening, **tls)
+                server.start()
+        self._client, self._server = client, server
 
     def describe(self) -> dict[str, Any]:
         """Return the console's address. If the start failed, raises its error: ConfigError or

@@ -31,6 +31,7 @@ from raymq.client.client import Client, connect
 from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import NO_CREATIONS, text_of
+from raymq.common.closing import closed_on_error
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.identity import acting_as
 
@@ -106,10 +107,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close the connection, because the query has ended."""
         source, client, self._source, self._client = self._source, self._client, None, None
-        if source is not None:
-            source.stop(_QUERY)
-        if client is not None:
-            client.close()
+        try:
+            if source is not None:
+                source.stop(_QUERY)
+        finally:
+            if client is not None:
+                client.close()
 
     def _limits(self) -> BatchLimits:
         options = self._options
@@ -128,13 +131,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._source is None:
             options, at = self._options, self._settings.address
             with acting_as(at.user):
-                self._client = connect(at.address, namespace=at.namespace)
+                client = connect(at.address, namespace=at.namespace)
             starting = {name: value for name, value in options.items() if name.startswith("starting_")}
-            choice = TopicChoice(options.get("topic"), options.get("topic_pattern"))
             group = options.get("commit_group")
-            cluster = UnplacedTopicCluster(choice, starting, group=group, client=self._client)
             delay_s = options.get("max_trigger_delay_s", MAX_TRIGGER_DELAY_S)
-            self._source = TopicSource(cluster, self._limits(), max_trigger_delay_s=delay_s)
+            with closed_on_error(client.close, "the connection of the query"):
+                choice = TopicChoice(options.get("topic"), options.get("topic_pattern"))
+                cluster = UnplacedTopicCluster(choice, starting, group=group, client=client)
+                self._source = TopicSource(cluster, self._limits(), max_trigger_delay_s=delay_s)
+            self._client = client
         return self._source
 
 

@@ -27,7 +27,7 @@ from raymq.client.producer.producer import Producer
 from raymq.client.producer.senders.sender_context import in_sender
 from raymq.client.producer.settings import ProducerOptions, ProducerSettings, check_repeatable
 from raymq.common import identity
-from raymq.common.closing import Closing, direct, in_forked_child
+from raymq.common.closing import Closing, closed_on_error, direct, in_forked_child
 from raymq.common.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
 from raymq.common.identity import Identity
 from raymq.common.message import ConsumeFromWhere, MessageQueue
@@ -195,7 +195,10 @@ def _connect(
                 "config, data_dir and broker_groups are for an embedded raymq: pass embedded=True, or leave "
                 "config, data_dir and broker_groups out"
             )
-        return _checked(Client(_attach(address), names))
+        release = _attach(address)
+        with closed_on_error(release, "the connection to Ray"):
+            client = Client(release, names)
+        return _checked(client)
     if address is not None:
         raise ClientStateError("embedded=True starts raymq on this machine; leave out address or embedded")
     # Import the settings only when they are needed. Their models take an eighth of a second to make.
@@ -209,12 +212,9 @@ def _connect(
     cluster = EmbeddedCluster(settings)
     report = _print_step if progress is None else progress
     cluster.start(report)
-    report(f"raymq runs in this program; messages are stored in {settings.data_dir}")
-    try:
+    with closed_on_error(cluster.stop, "the embedded raymq"):
+        report(f"raymq runs in this program; messages are stored in {settings.data_dir}")
         client = Client(cluster.stop, names)
-    except BaseException:
-        cluster.stop()
-        raise
     return _checked(client)
 
 
@@ -231,16 +231,13 @@ def _checked(client: Client) -> Client:
     If the NameServer refuses the user, closes the client and raises AuthenticationError. If no NameServer is reachable,
     returns the client without this check. The client's first call then raises the error.
     """
-    try:
-        client.routes.clusters()
-    except AuthenticationError:
-        client.close()
-        raise
-    except RaymqError as error:
-        logger.info("cannot check whether the user of this process exists, because no NameServer answers: %s", error)
-    except BaseException:
-        client.close()
-        raise
+    with closed_on_error(client.close, "the client"):
+        try:
+            client.routes.clusters()
+        except AuthenticationError:
+            raise
+        except RaymqError as error:
+            logger.info("cannot check whether this process's user exists, because no NameServer answers: %s", error)
     return client
 
 
@@ -248,25 +245,21 @@ def _traced(client: Client, trace: bool | str) -> Client:
     """Start the trace of a new client if `trace` requests it, and return the client. If the trace cannot start, closes
     the client and raises the error."""
     if trace:
-        try:
+        with closed_on_error(client.close, "the client"):
             client._begin_trace(TRACE_TOPIC if trace is True else client.names.wrap(check_topic(trace)))
-        except BaseException:
-            client.close()
-            raise
     return client
 
 
 def _attach(address: str | None) -> Callable[[], None]:
     """Connect this process to Ray. Returns a function that disconnects the process; the function does nothing if the
     process was connected before this call."""
-    attached = attach_ray(address)
-    if not running_nameservers():
-        if attached:
-            ray.shutdown()
-        raise ClusterNotFoundError(
-            "this Ray cluster does not run raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
-        )
-    return ray.shutdown if attached else lambda: None
+    release: Callable[[], None] = ray.shutdown if attach_ray(address) else lambda: None
+    with closed_on_error(release, "the connection to Ray"):
+        if not running_nameservers():
+            raise ClusterNotFoundError(
+                "this Ray cluster does not run raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
+            )
+    return release
 
 
 class Client(Closing):
@@ -365,16 +358,18 @@ class Client(Closing):
         """
         from raymq.client.transactions.producer import TransactionProducer
 
-        producer = TransactionProducer(
-            self.producer(group, **settings),
-            check,
-            routes=self.routes,
-            storage=self.storages.get,
-            brokers=self.routes.brokers,
-            client_id=f"{self.heartbeats.client_id}@{secrets.token_hex(4)}",
-            check_threads=check_threads,
-            on_close=self._forget,
-        )
+        sender = self.producer(group, **settings)
+        with closed_on_error(sender.close, "the producer of the half messages"):
+            producer = TransactionProducer(
+                sender,
+                check,
+                routes=self.routes,
+                storage=self.storages.get,
+                brokers=self.routes.brokers,
+                client_id=f"{self.heartbeats.client_id}@{secrets.token_hex(4)}",
+                check_threads=check_threads,
+                on_close=self._forget,
+            )
         return self._track(producer)
 
     def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
@@ -465,7 +460,9 @@ class Client(Closing):
         the options of `pull_consumer`."""
         from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
 
-        return AsyncPullConsumer(aside(self._pull_engine, group, options))
+        engine = aside(self._pull_engine, group, options)
+        with closed_on_error(engine.close, "the consumer"):
+            return AsyncPullConsumer(engine)
 
     def _pull_engine(self, group: str, options: PullOptions) -> PullEngine:
         from raymq.client.consumer.pull.engine import PullEngine
@@ -504,7 +501,9 @@ class Client(Closing):
         """Make a simple consumer for the running event loop. Takes the options of `simple_consumer`."""
         from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
 
-        return AsyncSimpleConsumer(aside(self._simple_engine, group, options))
+        engine = aside(self._simple_engine, group, options)
+        with closed_on_error(engine.close, "the consumer"):
+            return AsyncSimpleConsumer(engine)
 
     def _simple_engine(self, group: str, options: SimpleOptions) -> SimpleEngine:
         from raymq.client.consumer.simple.engine import SimpleEngine

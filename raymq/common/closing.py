@@ -26,7 +26,8 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction
 from types import TracebackType
@@ -124,6 +125,23 @@ class Closing(OfProcess, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def closed_on_error(close: Callable[[], object], what: str) -> Iterator[None]:
+    """Call `close` if the block raises, and raise the block's error. The block finishes what was just opened.
+
+    `what`: the object that `close` closes, for the log. An error of `close` is logged, because the block's error is the
+    reason of both.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            close()
+        except Exception as error:
+            logger.warning("closing %s after an error failed: %s", what, error)
+        raise
 
 
 def shared_lock() -> threading.Lock:

@@ -155,12 +155,17 @@ def require_daemon(function: Callable[..., object], *arguments: Any, name: str, 
     `what`: the object or call that needs the thread, for the error. Raises ClientStateError if the interpreter shuts
     down and can start no thread, and RuntimeError if the thread cannot be started for another reason.
     """
-    thread = start_daemon(function, *arguments, name=name)
-    if thread is None:
+    thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
+    require_thread(thread, what)
+    return thread
+
+
+def require_thread(thread: threading.Thread, what: str) -> None:
+    """Start a thread for an object that is useless without it. Raises like `require_daemon`."""
+    if not start_thread(thread):
         raise ClientStateError(
             f"{what} needs a new thread, and Python starts no thread while the program exits: begin before the exit"
         )
-    return thread
 
 
 class _LateCalls:

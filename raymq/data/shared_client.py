@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import ray
+
 from raymq.client.client import Client, connect
 from raymq.client.cluster.attach import attach_ray
-from raymq.common.closing import in_forked_child
+from raymq.common.closing import closed_on_error, in_forked_child
 from raymq.common.errors import ClientStateError
 from raymq.common.identity import Identity, acting_as
 
@@ -113,9 +115,12 @@ class SharedClient:
 @contextmanager
 def driver_client(address: str | None, namespace: str | None = None) -> Iterator[Client]:
     """Return a client that plans a read or write. Connects this process to Ray if it is not connected. The process
-    stays connected, because the dataset is executed later. Raises the errors of `raymq.connect`."""
-    attach_ray(address)
-    with connect(namespace=namespace) as client:
+    stays connected, because the dataset is executed later. Raises the errors of `raymq.connect`; the process is
+    then not connected, if it was not connected before."""
+    release: Callable[[], None] = ray.shutdown if attach_ray(address) else lambda: None
+    with closed_on_error(release, "the connection to Ray"):
+        client = connect(namespace=namespace)
+    with client:
         yield client
 
 

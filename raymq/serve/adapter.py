@@ -158,7 +158,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     def start_consumer(self, **kwargs: Any) -> None:
         """Start to receive tasks from the queue and to run them with the registered handlers. Does nothing while the
         consumer runs. The consumer can be started again after `stop_consumer`. Raises InvalidArgumentError for any
-        argument, because the method has none."""
+        argument, because the method has none. Raises ClientStateError if the interpreter is exiting, and Python 3.12
+        starts no thread."""
         if kwargs:
             raise InvalidArgumentError(f"start_consumer has no arguments {', '.join(sorted(kwargs))}")
         connection = self._connected()
@@ -167,7 +168,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
                 return
             rules = TaskRules(self._settings, connection.name)
             source = _apart(connection.consumer)
-            self._worker = TaskWorker(
+            worker = TaskWorker(
                 source,
                 connection,
                 rules,
@@ -175,7 +176,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
                 concurrency=self._concurrency,
                 poll_max=self._settings.options.poll_max,
             )
-            self._worker.start()
+            _apart(worker.start)
+            self._worker = worker
         atexit.register(self.stop_consumer)
 
     @checked

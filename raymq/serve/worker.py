@@ -26,9 +26,10 @@ from copy import copy
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from raymq.common.closing import closed_on_error
 from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
-from raymq.common.parallel import start_daemon
+from raymq.common.parallel import require_thread, start_daemon
 from raymq.common.retry import Backoff
 from raymq.serve.decisions import HandlerResult, TaskEnd, TaskRules, TaskRun
 from raymq.serve.states import StateRecord, TaskHistory
@@ -110,11 +111,16 @@ class TaskWorker:
         self._loop_thread = threading.Thread(target=self._run_loop, name=f"loop-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start all threads of the worker and begin to receive tasks."""
+        """Start all threads of the worker and begin to receive tasks.
+
+        If a thread cannot be started, stops the worker, which leaves its consumer group, and raises the error:
+        ClientStateError at the interpreter's exit, when Python 3.12 starts no thread, or RuntimeError.
+        """
         self._loop = asyncio.new_event_loop()
-        self._loop_thread.start()
-        for thread in self._threads:
-            thread.start()
+        with closed_on_error(partial(self.stop, LEAVE_MAX_S), f"worker {self._rules.worker}"):
+            # the thread that receives tasks starts last, so that a worker that cannot start receives none
+            for thread in (self._loop_thread, *reversed(self._threads)):
+                require_thread(thread, "a worker of tasks")
 
     @property
     def running(self) -> bool:
@@ -138,7 +144,7 @@ class TaskWorker:
         for _ in self._handler_threads if first else ():
             self._delivered.put(None)
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
         ended = not any(thread.is_alive() for thread in self._handler_threads)
         if first:
@@ -158,7 +164,10 @@ class TaskWorker:
             # If no broker answers, leaving the consumer group takes longer than LEAVE_MAX_S. The thread `closing` then
             # continues in the background.
             closing.join(LEAVE_MAX_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._loop_thread.ident is None:
+            self._loop.close()
+        else:
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:
         """Commit the acknowledged tasks, and leave the consumer group."""

@@ -27,7 +27,7 @@ import psutil
 import ray
 from ray._common.utils import get_ray_address_file
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 
 from raymq.common.errors import ClusterNotFoundError
 from raymq.common.names import NAMESPACE
@@ -135,7 +135,7 @@ def attach_ray(address: str | None) -> bool:
             "into ~/.ray/auth_token, or set RAY_AUTH_TOKEN_PATH to the token's file "
             f"({str(error).splitlines()[0]})"
         ) from None
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, RayError) as error:
         reason = str(error).splitlines()[0]
         raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_NAME_ANOTHER}") from None
     note_connection()

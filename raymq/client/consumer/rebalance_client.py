@@ -274,7 +274,9 @@ class RebalanceClient:
         self._closed = False
 
     def join(self, group: str, source: HeartbeatSource) -> Membership:
-        """Join a group: start to send the member's heartbeats."""
+        """Join a group: start to send the member's heartbeats. Raises ClientStateError at the interpreter's exit, when
+        Python 3.12 starts no thread, if no thread of another member can send the heartbeats. The member has then not
+        joined."""
         membership = Membership(self, group, source)
         with self._lock:
             self._place(membership)

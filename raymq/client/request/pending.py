@@ -78,7 +78,8 @@ class PendingRequests:
 
     def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> WaitingRequest:
         """Register and return a request that waits for the reply to the message that `make` returns. Raises
-        SystemBusyError if too many requests wait, and ClientStateError after `close`."""
+        SystemBusyError if too many requests wait. Raises ClientStateError after `close`, and if this is the first
+        request and begins at the interpreter's exit, when Python 3.12 starts no thread."""
         pending = WaitingRequest(self, correlation_id, make(), timeout_s)
         with self._changed:
             if self._closed:

@@ -88,7 +88,8 @@ class ReplyWatch:
 
     def begin(self, queue: MessageQueue) -> None:
         """Start to read a reply queue, from its current end on. Raises RaymqError if the broker does not return the
-        queue's end. Only one thread at a time may call this method, and not after `close`."""
+        queue's end. Raises ClientStateError if this is the first queue and is begun at the interpreter's exit, when
+        Python 3.12 starts no thread. Only one thread at a time may call this method, and not after `close`."""
         subscription = Subscription.parse(queue.topic, self._client_id)
         end = self._lookup.bounds(queue).max_offset
         if self._thread is None:

@@ -3,6 +3,7 @@ actors stop."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,3 +188,31 @@ def test_the_console_is_off_unless_it_is_asked_for_and_ends_first() -> None:
     names = ["storage-broker-a-0", "broker-a", "pull-1", "console", "rebalance-0"]
     assert sorted(names, key=_stop_rank)[0] == "console"
     assert sorted(names, key=_stop_rank)[-1] == "storage-broker-a-0"
+
+
+@pytest.mark.parametrize("failing", ["connect", "create_app", "ConsoleServer"])
+def test_a_console_that_cannot_start_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    closed: list[str] = []
+    client = SimpleNamespace(close=lambda: closed.append("client"))
+
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise ConfigError(f"{failing} failed")
+
+    monkeypatch.setattr(actor, "application_settings", lambda options: None)
+    monkeypatch.setattr(actor, "session_folder", lambda: None)
+    monkeypatch.setattr(
+        actor.ray, "get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=False)
+    )
+    monkeypatch.setattr(actor, "listen", lambda *arguments, **keywords: listening)
+    monkeypatch.setattr(actor, "connect", lambda: client)
+    monkeypatch.setattr(actor, "live_cluster", lambda *arguments: None)
+    monkeypatch.setattr(actor, "create_app", lambda *arguments: None)
+    monkeypatch.setattr(actor, failing, fail)
+    service = actor.ConsoleService(ConsoleOptions(), "raymq")
+    with pytest.raises(ConfigError, match=f"{failing} failed"):
+        service.describe()
+    assert listening.fileno() == -1
+    assert closed == ([] if failing == "connect" else ["client"])
+    service.close()

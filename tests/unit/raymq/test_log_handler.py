@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq import log_handler
+from raymq.client import client as client_module
+from raymq.common.errors import ClientStateError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.log_handler import RaymqHandler
 from tests.support.history.waiting import eventually
 
@@ -180,3 +182,19 @@ def test_closing_waits_no_longer_than_it_may(logger, client):
 def test_invalid_options_are_refused(client, options):
     with pytest.raises(InvalidArgumentError):
         RaymqHandler("logs", client=client, **options)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own client", "given client"])
+@pytest.mark.parametrize("step", ["producer", "thread"])
+def test_a_handler_that_cannot_start_leaves_nothing_open(client, monkeypatch, step, own):
+    def fail(*arguments, **keywords):
+        raise ClientStateError("Python starts no thread while the program exits")
+
+    monkeypatch.setattr(client_module, "connect", lambda address: client)
+    if step == "producer":
+        monkeypatch.setattr(client, "producer", fail)
+    else:
+        monkeypatch.setattr(log_handler, "require_daemon", fail)
+    with pytest.raises(ClientStateError, match="no thread"):
+        RaymqHandler("logs", client=None if own else client)
+    assert (client.closed, client.made.closed) == (own, step == "thread")

@@ -63,7 +63,7 @@ class GroupMember:
         self._rebalance.check(self._group, self._name, expressions)
 
     def join(self) -> None:
-        """Join the group: start to send heartbeats."""
+        """Join the group: start to send heartbeats. Raises the errors of RebalanceClient.join."""
         self._membership = self._rebalance.join(self._group, self)
 
     def beat_soon(self) -> None:

@@ -189,11 +189,16 @@ class PullEngine:
             self._check_mode("subscribe")
             self._member.check({topic: subscription.description})
             self._committer.prepare(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers, GROUP_CALL_TIMEOUT_S)
-            joins, self._mode = not self._mode, "subscribe"
             with self._lock:
                 self._core.subscribe(subscription)
-            if joins:
-                self._member.join()
+            if not self._mode:
+                try:
+                    self._member.join()
+                except BaseException:  # the next call of `subscribe` tries again to join
+                    with self._lock:
+                        self._core.unsubscribe(topic, time.monotonic())
+                    raise
+                self._mode = "subscribe"
             self._member.beat_soon()
             self._announce_subscriptions()
 

@@ -31,7 +31,7 @@ from raymq.client.consumer.push.subscription import PushSubscription, RunningIns
 from raymq.client.consumer.rebalance_client import check_expressions
 from raymq.client.consumer.subscription import Expression, Subscription
 from raymq.common import identity
-from raymq.common.closing import OfProcess
+from raymq.common.closing import OfProcess, closed_on_error
 from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageModel
 from raymq.common.names import INSTANCES, InstanceName, check_group
@@ -187,7 +187,7 @@ class PushConsumer(OfProcess):
         copy_output = print_output and self._may_print
         subscription = PushSubscription(settings.group, self._on_close, self._names)
         brokers = tuple(sorted(self._routes.brokers()))
-        try:
+        with closed_on_error(subscription.close, f"the instances of group {settings.group!r}"):
             for index in range(instances):
                 instance = self._start_listener(_named(settings, index), options, brokers, copy_output=copy_output)
                 subscription.instances.append(instance)
@@ -203,9 +203,6 @@ class PushConsumer(OfProcess):
                 else:
                     offsets.check_broadcast(broker_name)
             subscription.wait_running(CONSUMER_START_TIMEOUT_S)
-        except BaseException:
-            subscription.close()
-            raise
         return self._track(subscription)
 
     def _start_listener(

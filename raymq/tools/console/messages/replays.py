@@ -102,7 +102,12 @@ class Replays:
             self._replays.move_to_end(replay.group)
             self._drop_old()
         name = f"console-replay-{replay.group}"
-        threading.Thread(target=self._run, args=(replay, bring_back, ended), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(replay, bring_back, ended), name=name, daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                del self._replays[replay.group]
+            raise ServiceNotAvailableError(f"no thread can be started for the replay ({error}); try again") from error
 
     def _drop_old(self) -> None:
         over = [group for group, replay in self._replays.items() if not replay.running]

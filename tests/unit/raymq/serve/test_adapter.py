@@ -356,3 +356,15 @@ def test_a_connection_that_is_collected_at_the_exit_is_left_to_the_clients_exit_
         del one
         gc.collect()
     assert capsys.readouterr().err == ""
+
+
+def test_a_consumer_that_cannot_start_can_be_started_again(adapter, tasks, monkeypatch):
+    def fail(worker):
+        raise ClientStateError("no thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_module.TaskWorker, "start", fail)
+        with pytest.raises(ClientStateError, match="no thread"):
+            adapter.start_consumer()
+    adapter.start_consumer()
+    assert ended(adapter, adapter.enqueue_task_sync("add", [1], {"y": 2})).result == 3

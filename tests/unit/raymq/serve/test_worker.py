@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
+from raymq.common import parallel
+from raymq.common.errors import ClientStateError, ServiceNotAvailableError, StoreCorruptError
 from raymq.serve.config import TaskSettings
 from raymq.serve.decisions import DEAD, TaskRules
 from raymq.serve.states import StateRecord, TaskState
@@ -268,3 +269,27 @@ def test_a_consumer_that_cannot_be_closed_does_not_keep_a_worker(tasks, start):
     worker = start()
     assert worker.stop(WAIT_S)
     assert not worker.running
+
+
+@pytest.mark.parametrize("started", range(4))
+def test_a_worker_that_cannot_start_its_threads_leaves_its_group_and_has_no_thread(tasks, monkeypatch, started):
+    real, threads = parallel.start_thread, []
+
+    def start_thread(thread):
+        if len(threads) == started:
+            return False
+        threads.append(thread)
+        return real(thread)
+
+    monkeypatch.setattr(parallel, "start_thread", start_thread)
+    consumer = tasks.consumer()
+    worker = TaskWorker(consumer, tasks, TaskRules(tasks.settings, "w"), {}, concurrency=2)
+    put(tasks, "add")
+    with pytest.raises(ClientStateError, match="a worker of tasks needs a new thread"):
+        worker.start()
+    assert (consumer.closed, worker.running) == (True, False)
+    assert tasks.waiting
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert worker._loop.is_closed()

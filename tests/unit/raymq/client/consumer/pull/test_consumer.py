@@ -924,3 +924,17 @@ def test_a_message_is_sent_back_as_the_record_that_was_consumed(consume, storage
         (*call, {"delay_level": 2, "max_reconsume_times": 5}),
         (*call, {"delay_level": 0, "max_reconsume_times": -1}),
     ]
+
+
+def test_a_subscription_that_cannot_join_the_group_joins_at_the_next_call(consume, store, monkeypatch):
+    consumer = consume(expression=None)
+
+    def fail(group, source):
+        raise ClientStateError("no thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer.engine._member._rebalance, "join", fail)
+        with pytest.raises(ClientStateError, match="no thread"):
+            consumer.subscribe("orders", "*")
+    consumer.subscribe("orders", "*")
+    assert poll(consumer, 5) == [b"%d" % number for number in range(5)]

@@ -89,3 +89,17 @@ def test_old_replays_are_forgotten() -> None:
         carried_out(replays, replay_of(f"g{number}"), iter(()))
     assert replays.of("g0") is None
     assert replays.of(f"g{REPLAYS_KEPT_MAX + 4}") is not None
+
+
+def test_a_replay_without_a_thread_does_not_count_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = Replays()
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(ServiceNotAvailableError, match="can't start new thread"):
+            replays.start(replay_of("g"), lambda: iter(()))
+    assert replays.of("g") is None
+    carried_out(replays, replay_of("g"), iter(results("")))
