@@ -3,6 +3,7 @@ that needs an extra raises an error of one line with the extra's name."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -47,82 +48,128 @@ print(count)
 """
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> dict[str, str]:
+NAMES = ("read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic")
+ADAPTERS = {
+    "data": "from raymq.data import read_topic",
+    "serve": "from raymq.serve import RaymqTaskProcessorAdapter",
+    "pictures": "import pathlib, raydp_jobs.jobs.pictures as p; p.check_picture(pathlib.Path('a.png'))",
+}
+COMMANDS = {
+    "job topic-stats orders": "spark",
+    "job archive orders TMP": "spark",
+    "job windowed-counts orders counts --checkpoint TMP": "spark",
+    "demo": "demo",
+}
+"""Commands that need an extra, and the extra's name. TMP stands for a directory."""
+JOBS = ("archive", "dead-letters", "replay", "topic-stats", "windowed-counts")
+
+# Each program runs in a fork of one process, which has imported the command line. A process of its own would take 0.4 s
+# of processor time for the imports.
+FORKS = """
+import json, os, sys, traceback
+import raymq.tools.cli
+
+def run(number, program, arguments):
+    for descriptor, end in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{number}.{end}", os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["raymq", *arguments]
+    code = 0
+    try:
+        exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+codes = []
+for number, (program, arguments) in enumerate(json.load(sys.stdin)):
+    child = os.fork() or run(number, program, arguments)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment variables of a program that cannot import the packages of the extras."""
-    (tmp_path / "sitecustomize.py").write_text(BLOCKED)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "HOME": str(tmp_path)}
+    directory = tmp_path_factory.mktemp("bare")
+    (directory / "sitecustomize.py").write_text(BLOCKED)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)]), "HOME": str(directory)}
 
 
-def run_python(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the test's Python interpreter with these environment variables and arguments. Returns the completed process,
-    with its output as text."""
-    return subprocess.run(
-        [sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False
+Finished = dict[str, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def finished(bare: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Run all programs and commands without the extras. Returns their results, by program or command."""
+    directory = tmp_path_factory.mktemp("finished")
+    commands = {
+        command: [str(directory / "new") if word == "TMP" else word for word in command.split()]
+        for command in (*COMMANDS, "job --help", *(f"job {name} --help" for name in JOBS))
+    }
+    programs = {name: f"import raydp_jobs\nfrom raydp_jobs import {name}" for name in NAMES}
+    tasks = [(program, []) for program in (*programs.values(), *ADAPTERS.values())]
+    tasks += [("from raymq.tools.cli import main; main()", arguments) for arguments in commands.values()]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        input=json.dumps(tasks),
+        cwd=directory,
+        env=bare,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
-
-
-def run_raymq(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command `raymq` with an environment and return its result."""
-    return run_python(environ, "-c", "from raymq.tools.cli import main; main()", *arguments)
+    return {
+        name: subprocess.CompletedProcess(
+            name, code, (directory / f"{number}.out").read_text(), (directory / f"{number}.err").read_text()
+        )
+        for number, (name, code) in enumerate(
+            zip([*programs, *ADAPTERS, *commands], json.loads(done.stdout), strict=True)
+        )
+    }
 
 
 def test_every_module_but_the_adapters_can_be_imported_without_the_extras(bare: dict[str, str]) -> None:
-    done = run_python(bare, "-c", IMPORT_ALL)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], env=bare, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 300
 
 
-@pytest.mark.parametrize(
-    "name", ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
-)
-def test_raydp_jobs_is_imported_and_each_of_its_names_tells_the_missing_extra(bare: dict[str, str], name: str) -> None:
-    done = run_python(bare, "-c", f"import raydp_jobs\nfrom raydp_jobs import {name}")
-    last = done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("name", NAMES)
+def test_raydp_jobs_is_imported_and_each_of_its_names_tells_the_missing_extra(finished: Finished, name: str) -> None:
+    last = finished[name].stderr.splitlines()[-1]
     text = f"raydp_jobs.{name} needs pyspark and raydp, which are not installed: pip install 'raymq[spark]'"
     assert last == f"raymq.common.errors.MissingExtraError: {text}"
 
 
-@pytest.mark.parametrize(
-    ("program", "extra"),
-    [
-        ("from raymq.data import read_topic", "data"),
-        ("from raymq.serve import RaymqTaskProcessorAdapter", "serve"),
-        ("import pathlib, raydp_jobs.jobs.pictures as p; p.check_picture(pathlib.Path('a.png'))", "pictures"),
-    ],
-)
-def test_an_adapter_tells_the_missing_extra(bare: dict[str, str], program: str, extra: str) -> None:
-    last = run_python(bare, "-c", program).stderr.splitlines()[-1]
+@pytest.mark.parametrize("extra", ADAPTERS)
+def test_an_adapter_tells_the_missing_extra(finished: Finished, extra: str) -> None:
+    last = finished[extra].stderr.splitlines()[-1]
     assert re.fullmatch(rf"raymq\.\S+MissingExtraError: .* not installed: pip install 'raymq\[{extra}\]'", last)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["job", "topic-stats", "orders"],
-        ["job", "archive", "orders", "TMP"],
-        ["job", "windowed-counts", "orders", "counts", "--checkpoint", "TMP"],
-        ["demo"],
-    ],
-    ids=lambda command: " ".join(command[:2]),
-)
-def test_a_command_that_needs_spark_tells_the_missing_extra_in_one_line(
-    bare: dict[str, str], tmp_path: Path, command: list[str]
-) -> None:
-    arguments = [str(tmp_path / "new") if word == "TMP" else word for word in command]
-    done = run_raymq(bare, *arguments)
-    extra = "demo" if command == ["demo"] else "spark"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_needs_spark_tells_the_missing_extra_in_one_line(finished: Finished, command: str) -> None:
+    done = finished[command]
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.endswith(f"not installed: pip install 'raymq[{extra}]'")
+    assert line.endswith(f"not installed: pip install 'raymq[{COMMANDS[command]}]'")
 
 
-def test_the_help_of_every_job_needs_no_extra(bare: dict[str, str]) -> None:
-    overview = run_raymq(bare, "job", "--help")
+def test_the_help_of_every_job_needs_no_extra(finished: Finished) -> None:
+    overview = finished["job --help"]
     assert overview.returncode == 0, overview.stderr
-    for name in ("archive", "dead-letters", "replay", "topic-stats", "windowed-counts"):
+    for name in JOBS:
         assert name in overview.stdout
-        assert run_raymq(bare, "job", name, "--help").returncode == 0
+        assert finished[f"job {name} --help"].returncode == 0
 
 
 def test_every_checked_package_belongs_to_its_extra_and_is_not_installed_without_it() -> None:
