@@ -40,6 +40,7 @@ from raymq.common.protocol.route import (
     TopicChanges,
     TopicRoute,
 )
+from raymq.remoting.actor_ref import was_restarted
 from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
@@ -71,7 +72,7 @@ class NameServer:
         self._kv_path = path_here(path, path.parent.parent)
         self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = was_restarted()
         self._broker_names = frozenset(broker_names)
         self._complete_from_s = time.monotonic() + WARM_UP_S if restarted else 0.0
         self._metrics = MetricsThread(metrics, "nameserver", name)

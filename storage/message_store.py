@@ -62,8 +62,8 @@ def _open_remedy(error: OSError) -> str:
     if error.errno in (errno.EIO, errno.EROFS):
         return "the disk has failed: see the kernel's log (dmesg). The store opens by itself once the disk works"
     return (
-        f"check that the disk has free space and that user {os.getuid()} may write to the directory, or set "
-        "store_path_root_dir"
+        f"check that the disk has free space and that user {os.getuid()} may write to the directory, or choose another "
+        "data directory (raymq up --data-dir, or data_dir in raymq.yaml)"
     )
 
 

@@ -36,7 +36,7 @@ from raymq.common.closing import closed_on_error
 from raymq.common.config.console import ConsoleOptions
 from raymq.common.errors import ConfigError, RaymqError
 from raymq.common.names import CONSOLE
-from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.actor_ref import ActorRef, was_restarted
 from raymq.tools.console.app import ConsoleServer, create_app
 from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.security.tokens import (
@@ -74,7 +74,7 @@ class ConsoleService:
         """Listen, connect and serve. If a step fails, closes what the earlier steps opened, and raises the error."""
         options = self._options
         settings = application_settings(options)
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = was_restarted()
         listening = listen(options.host, options.port, session_folder(), restarted=restarted)
         with closed_on_error(listening.close, "the console's socket"):
             self._port = listening.getsockname()[1]

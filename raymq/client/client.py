@@ -28,7 +28,13 @@ from raymq.client.producer.senders.sender_context import in_sender
 from raymq.client.producer.settings import ProducerOptions, ProducerSettings, check_repeatable
 from raymq.common import identity
 from raymq.common.closing import Closing, closed_on_error, direct, in_forked_child
-from raymq.common.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
+from raymq.common.errors import (
+    AuthenticationError,
+    ClientStateError,
+    ClusterNotFoundError,
+    RaymqError,
+    check_option_names,
+)
 from raymq.common.identity import Identity
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import BROKER_GROUPS_MAX, TRACE_TOPIC, check_topic
@@ -324,6 +330,7 @@ class Client(Closing):
         """Make a producer. `settings` are the fields of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`,
         `when_full`, `compression`, `hooks` …"""
         self._check_open()
+        check_option_names("a producer", settings, ProducerOptions.__annotations__)
         producer = Producer(
             group,
             routes=self.routes,

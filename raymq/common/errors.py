@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar, Final
 
 SHOWN_CHARS_MAX: Final = 200
@@ -73,6 +74,21 @@ def not_found(fact: str, nearest: Iterable[str], advice: str) -> str:
     have meant, and what else to do."""
     names = " or ".join(map(repr, nearest))
     return f"{fact}; did you mean {names}? Otherwise {advice}" if names else f"{fact}; {advice}"
+
+
+def check_option_names(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise TypeError if an object such as "a producer" (`owner`) has no option of a given name. The error names the
+    unknown options and similar options, or all options."""
+    known = sorted(allowed)
+    if unknown := [name for name in options if name not in known]:
+        nearest = [name for one in unknown for name in get_close_matches(one, known, n=2, cutoff=0.5)]
+        raise TypeError(
+            not_found(
+                f"{owner} has no option {' and no option '.join(map(repr, unknown))}",
+                dict.fromkeys(nearest),
+                f"choose from its options: {', '.join(known)}",
+            )
+        )
 
 
 class RaymqError(Exception):

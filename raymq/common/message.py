@@ -761,6 +761,11 @@ def copied_message(message: MessageExt, topic: str, added: Mapping[str, str]) ->
     return copied
 
 
+def not_a_message(value: object) -> str:
+    """Return the text of the error for a send of `value`, which is no Message."""
+    return f"expected a raymq.Message, got {type(value).__name__}: write raymq.Message(topic, body)"
+
+
 def message_list(messages: Iterable[Message]) -> list[Message]:
     """Return `messages` as a list. If an item is not a Message, raises MessageIllegalError, which names the first such
     item."""
@@ -768,5 +773,5 @@ def message_list(messages: Iterable[Message]) -> list[Message]:
     if any(kind is not Message for kind in set(map(type, result))):
         for message in result:
             if not isinstance(message, Message):
-                raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+                raise MessageIllegalError(not_a_message(message))
     return result

@@ -128,15 +128,18 @@ def checked(function: F) -> F:
     found = number_checks(function)
     if not found:
         return function
-    positions = {name: at for at, name in enumerate(signature(function).parameters) if name in found}
+    parameters = signature(function).parameters.values()
+    # A keyword-only parameter has no position. Python itself refuses the positional arguments that are too many.
+    positions = {one.name: at for at, one in enumerate(parameters) if one.kind is not Parameter.KEYWORD_ONLY}
 
     def check(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         for name, (number_of, optional) in found.items():
-            at = positions[name]
             if name in keywords:
                 if not (optional and keywords[name] is None):
                     keywords[name] = number_of(keywords[name])
-            elif at < len(arguments) and not (optional and arguments[at] is None):
+                continue
+            at = positions.get(name)
+            if at is not None and at < len(arguments) and not (optional and arguments[at] is None):
                 arguments = (*arguments[:at], number_of(arguments[at]), *arguments[at + 1 :])
         return arguments
 

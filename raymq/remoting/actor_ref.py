@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
@@ -27,6 +28,7 @@ from ray.exceptions import (
     RayTaskError,
     RuntimeEnvSetupError,
 )
+from ray.util.annotations import RayDeprecationWarning
 
 from raymq.common import identity
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, SignedTooEarlyError
@@ -72,6 +74,17 @@ def running_nameservers() -> list[NameServerName]:
     """Return the names of the NameServers that run in the Ray cluster of this process. Raises ServiceNotAvailableError
     if Ray does not answer."""
     return [name for name in map(NameServerName, range(NAME_SERVERS_MAX)) if find_actor(str(name)) is not None]
+
+
+def was_restarted() -> bool:
+    """Return True if Ray has restarted the actor that this process runs.
+
+    Ray's property calls a deprecated method of Ray. Without the filter, Ray's warning about it appears among the lines
+    that a listener prints for its user.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class ActorRef:

@@ -30,7 +30,7 @@ from raymq.client.producer.buffer_pool import BufferWaiter
 from raymq.client.producer.checks.batches import check_batch
 from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.producer import REQUEST_TIMEOUT_S, Producer
-from raymq.client.producer.queue_selector import ANYWHERE, Destination, DestinationOptions
+from raymq.client.producer.queue_selector import DestinationOptions, destination_of
 from raymq.client.producer.senders.send_batch import SendRequest
 from raymq.client.producer.senders.send_state import closed_error
 from raymq.common.closing import OfProcess
@@ -179,7 +179,7 @@ class AsyncProducer(OfProcess):
         pipeline = self._pipeline
         timeout_s = pipeline.settings.send_timeout_s if timeout_s is None else timeout_s
         topic = pipeline.check(messages)
-        destination = Destination(**where) if where else ANYWHERE
+        destination = destination_of(where)
         request = pipeline.begin(messages, destination, timeout_s, together=together)
         try:
             route = await self._route(topic, destination.fixed, timeout_s)

@@ -67,10 +67,10 @@ from raymq.client.producer.completion import Completion
 from raymq.client.producer.observers import SendObserver, SendWatch, before_end
 from raymq.client.producer.open_batches import OpenBatches
 from raymq.client.producer.queue_selector import (
-    ANYWHERE,
     Destination,
     DestinationOptions,
     QueueTurns,
+    destination_of,
     named_queue,
 )
 from raymq.client.producer.results import BeforeEnd
@@ -85,7 +85,7 @@ from raymq.client.producer.senders.sender_context import Pauses, SenderContext, 
 from raymq.client.producer.settings import ProducerSettings
 from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError
-from raymq.common.message import Message, MessageQueue, SystemMessage
+from raymq.common.message import Message, MessageQueue, SystemMessage, not_a_message
 from raymq.common.names import check_user_topic
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.attributes import TopicAttributes
@@ -168,7 +168,7 @@ class SendPipeline:
         it over.
         """
         topic = self.check(messages)
-        destination = Destination(**where) if where else ANYWHERE
+        destination = destination_of(where)
         request = self.begin(messages, destination, timeout_s, together=together)
         try:
             route = self.route(topic, timeout_s, keyed=destination.fixed)
@@ -195,7 +195,7 @@ class SendPipeline:
         is_checked = isinstance(messages, MessageColumns) and int(messages.bodies.sizes.max()) <= longest
         for message in () if is_checked else messages:
             if message.__class__ is not Message and not isinstance(message, Message):
-                raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+                raise MessageIllegalError(not_a_message(message))
             if len(message.body) > longest:
                 raise MessageIllegalError(
                     f"a message body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
 from raymq.client.producer.senders.latency_fault import BrokerFaults
-from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError
+from raymq.common.errors import InvalidArgumentError, NoPermissionError, ServiceNotAvailableError, check_option_names
 from raymq.common.message import Message, MessageQueue, checked_queue
 from raymq.common.numbers import whole_number
 from raymq.common.protocol.route import PERM_WRITE, TopicRoute
@@ -108,6 +108,18 @@ class Destination:
 
 ANYWHERE: Final = Destination()
 """The destination of a message that may go to any queue of its topic."""
+
+
+def destination_of(options: DestinationOptions) -> Destination:
+    """Return the destination that the keyword arguments of a send choose. Raises TypeError for an unknown argument, and
+    InvalidArgumentError if more than one argument chooses the queue."""
+    if not options:
+        return ANYWHERE
+    try:
+        return Destination(**options)
+    except TypeError:
+        check_option_names("a send", options, ("timeout_s", *DestinationOptions.__annotations__))
+        raise
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypedDict
 
 from raymq.client.producer.hooks import CheckForbiddenHook, SendMessageHook
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, check_option_names
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
 from raymq.common.numbers import LONGEST_TIME_S, POSITIVE, NumberRange, check_fields
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
@@ -101,6 +101,7 @@ def check_repeatable(options: ProducerOptions) -> ProducerOptions:
     write waits until the buffer has space and the rows are stored safely, and sends each row to a fixed queue. Raises
     InvalidArgumentError, which names each setting that the write would ignore, and for settings that ProducerSettings
     refuses."""
+    check_option_names("a repeatable writer", options, ProducerOptions.__annotations__)
     ProducerSettings(**options)
     wrong = [
         f"{name}={options.get(name)!r} ({reason})"

@@ -25,6 +25,7 @@ from raymq.common.message import (
     MessageExt,
     MessageQueue,
     SystemMessage,
+    not_a_message,
 )
 from raymq.common.names import HALF_TOPIC, check_user_topic, is_internal_topic
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, number_in
@@ -54,7 +55,7 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
     system topics, and InvalidArgumentError if `check_immunity_s` is out of range.
     """
     if not isinstance(message, Message):
-        raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
+        raise MessageIllegalError(not_a_message(message))
     if is_internal_topic(check_user_topic(message.topic)):
         raise MessageIllegalError(f"a transaction cannot send to {message.topic}, which belongs to a consumer group")
     system = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: group}

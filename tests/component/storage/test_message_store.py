@@ -733,7 +733,7 @@ class TestLifeCycle:
 
     def test_a_directory_that_cannot_be_made_is_a_clear_error(self, tmp_path):
         (tmp_path / "file").write_text("x")
-        with pytest.raises(StoreError, match=r"cannot open the store directory .* or set store_path_root_dir"):
+        with pytest.raises(StoreError, match=r"cannot open the store directory .* or choose another data directory"):
             open_store(tmp_path / "file" / "store")
 
     def test_abort_holds_the_pid_while_the_store_is_open_and_goes_with_a_clean_stop(self, root):

@@ -54,6 +54,24 @@ def test_numbers_of_numpy_become_plain_numbers() -> None:
     assert type(Message("orders", b"x", flag=np.int64(3)).flag) is int  # type: ignore[arg-type]  # a number of numpy
 
 
+def test_a_positional_argument_too_many_is_not_taken_for_a_number() -> None:
+    with producers_of_fakes() as make:
+        producer = make(FakeStore())
+        for send in (producer.send, producer.send_batch):
+            with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+                send("orders", b"hello")
+
+
+def test_an_unknown_argument_of_a_send_is_refused_with_the_known_arguments() -> None:
+    with producers_of_fakes() as make:
+        producer = make(FakeStore())
+        for send in (producer.send, producer.send_async, producer.send_oneway):
+            with pytest.raises(TypeError, match=r"a send has no option 'key'; choose from its options: .*sharding_key"):
+                send(Message("orders", b"x"), key="o-1")
+            with pytest.raises(MessageIllegalError, match=r"got str: write raymq.Message\(topic, body\)"):
+                send("hello")
+
+
 def test_bounds_are_included() -> None:
     assert whole_number("n", NUMBER_MAX) == NUMBER_MAX
     assert whole_number("n", -NUMBER_MAX) == -NUMBER_MAX

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict, Unpack
 
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, check_option_names
 from raymq.common.message import DELAY_LEVELS_MAX, ConsumeFromWhere
 from raymq.common.names import check_group
 from raymq.common.numbers import INT32_MAX, NumberRange, check_fields
@@ -97,8 +97,9 @@ class PullSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
-        """Create settings from keyword arguments. Raises IllegalNameError if the group name is illegal, and
-        InvalidArgumentError if a value is out of bounds."""
+        """Create settings from keyword arguments. Raises TypeError for an unknown option, IllegalNameError if the group
+        name is illegal, and InvalidArgumentError if a value is out of bounds."""
+        check_option_names("a pull consumer", options, PullOptions.__annotations__)
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

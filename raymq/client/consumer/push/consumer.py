@@ -32,7 +32,7 @@ from raymq.client.consumer.rebalance_client import check_expressions
 from raymq.client.consumer.subscription import Expression, Subscription
 from raymq.common import identity
 from raymq.common.closing import OfProcess, closed_on_error
-from raymq.common.errors import ClientStateError
+from raymq.common.errors import ClientStateError, check_option_names
 from raymq.common.message import MessageModel
 from raymq.common.names import INSTANCES, InstanceName, check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
@@ -90,6 +90,7 @@ class PushConsumer(OfProcess):
     ) -> None:
         """`may_print`: True if Ray does not print in this program what the listeners print, so that raymq may."""
         self._names = names
+        check_option_names("a push consumer", options, PushOptions.__annotations__)
         self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
         self._routes = routes
         self._track = track

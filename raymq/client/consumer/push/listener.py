@@ -43,6 +43,7 @@ from raymq.common.protocol.consume_result import ConsumeLater
 from raymq.common.protocol.request_reply import Reply, ReplyStatistics
 from raymq.common.shipping import deferred_kind, dumps_by_value
 from raymq.remoting.access.stand_in import owned_actor
+from raymq.remoting.actor_ref import was_restarted
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import SpanHook, spans_if_set
 
@@ -156,7 +157,7 @@ class Listener:
                 replier=self._replier,
                 trace=self._trace,
             )
-        if instance is not None and ray.get_runtime_context().was_current_actor_reconstructed:
+        if instance is not None and was_restarted():
             self._begin_hosting()
 
     def _begin_hosting(self) -> Hosted:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, check_option_names
 from raymq.common.message import ConsumeFromWhere
 from raymq.common.names import check_group
 from raymq.common.protocol.group import StartOffsetQuery
@@ -38,8 +38,9 @@ class SimpleSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:
-        """Create settings from keyword arguments. Raises IllegalNameError if the group name is illegal, and
-        InvalidArgumentError if a value is invalid."""
+        """Create settings from keyword arguments. Raises TypeError for an unknown option, IllegalNameError if the group
+        name is illegal, and InvalidArgumentError if a value is invalid."""
+        check_option_names("a simple consumer", options, SimpleOptions.__annotations__)
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

@@ -126,6 +126,26 @@ def test_a_transaction_producer_that_is_refused_leaves_no_producer(client: raymq
     assert client._open == {}
 
 
+@pytest.mark.parametrize(
+    ("make", "owner", "wrong", "meant"),
+    [
+        ("producer", "a producer", "timeout_s", "'send_timeout_s'"),
+        ("async_producer", "a producer", "max_message_size", "'max_message_size_bytes'"),
+        ("pull_consumer", "a pull consumer", "autocommit", "'auto_commit'"),
+        ("simple_consumer", "a simple consumer", "order", "'ordered'"),
+        ("push_consumer", "a push consumer", "thread", "'threads'"),
+        ("push_consumer", "a push consumer", "xyzzy", "choose from its options: allocat"),
+    ],
+)
+def test_an_unknown_option_names_its_owner_and_similar_options(
+    client: raymq.Client, make: str, owner: str, wrong: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{owner} has no option '{wrong}'; ") as caught:
+        getattr(client, make)("g", **{wrong: 1})
+    assert meant in str(caught.value)
+    assert client._open == {}
+
+
 @pytest.mark.parametrize("make", ["async_pull_consumer", "async_simple_consumer"])
 def test_an_async_consumer_without_an_event_loop_leaves_no_consumer(client: raymq.Client, make: str) -> None:
     with pytest.raises(ClientStateError, match="event loop"):

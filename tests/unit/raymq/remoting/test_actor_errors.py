@@ -3,6 +3,7 @@ cause is Ray's error. Ray's functions are replaced; the tests need no cluster.""
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ from ray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
+from ray.util.annotations import RayDeprecationWarning
 
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
 from raymq.remoting.actor_ref import (
@@ -42,6 +44,7 @@ from raymq.remoting.actor_ref import (
     find_actor,
     resolve,
     running_nameservers,
+    was_restarted,
 )
 
 PASSING: list[RayError] = [
@@ -166,3 +169,18 @@ def test_an_actor_that_does_not_run_is_not_found(monkeypatch: pytest.MonkeyPatch
     assert running_nameservers() == []
     with pytest.raises(ServiceNotAvailableError, match="'broker-a' does not run"):
         ActorRef("broker-a").call("describe")
+
+
+def test_a_restart_is_read_without_a_warning_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        """A context of Ray whose property warns, as Ray's own does."""
+
+        @property
+        def was_current_actor_reconstructed(self) -> bool:
+            warnings.warn("This API is deprecated", RayDeprecationWarning, stacklevel=2)
+            return True
+
+    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert was_restarted()
