@@ -58,7 +58,12 @@ RAY_CHAOS = [
 ]
 NICE_MAX = 19
 SHARING = {
-    "clients": ("integration/clients/", "integration/serve/", "integration/examples/"),
+    "clients": (
+        "integration/clients/test_bad_input.py",
+        "integration/clients/",
+        "integration/serve/",
+        "integration/examples/",
+    ),
     "spark": ("integration/spark/",),
     "servers": (
         "integration/servers/test_queue_kinds.py",
@@ -86,7 +91,8 @@ SHARING = {
 }
 """Test files and folders that share a cluster, by the cluster's name. They run in this order.
 
-Files that kill servers come last.
+Files that kill servers come last. test_bad_input.py comes first, because its tests compare all topics and groups of the
+cluster: that takes 1 s of processor time if the other files have left theirs.
 """
 LOCAL_SPARK = "local_spark"
 """Scope name of the tests in tests/component/spark, which share one Spark session."""
