@@ -8,7 +8,8 @@ itself.
 
 Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
 KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
-So the handler's exception ends the wait, never the call.
+So the handler's exception ends the wait, never the call. `contained` calls a function of the program in a thread of
+raymq, and keeps the function's exception from that thread.
 """
 
 from __future__ import annotations
@@ -286,6 +287,24 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
             call.error = None
     result: Result = call.result
     return result
+
+
+def contained(
+    log: logging.Logger, failure: str, function: Callable[..., object], *arguments: Any
+) -> BaseException | None:
+    """Call a function of the program, such as a callback, so that its exception ends no work of raymq. Writes each
+    exception to `log` with the text `failure`, and returns None.
+
+    In the main thread, KeyboardInterrupt or SystemExit may be the exception of a signal handler, and must not get lost.
+    There the exception is returned, and the caller raises it after its own work is complete.
+    """
+    try:
+        function(*arguments)
+    except BaseException as error:
+        if not isinstance(error, Exception) and get_ident() == threading.main_thread().ident:
+            return error
+        log.exception("%s", failure)
+    return None
 
 
 def map_parallel(

@@ -17,7 +17,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MessageQueue, checked_queue
 from raymq.common.names import check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.parallel import start_daemon
+from raymq.common.parallel import contained, start_daemon
 from raymq.common.protocol.store import QueueBounds
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -161,7 +161,6 @@ class QueueWatch:
         if queues == entry.known or self._stopped.is_set():
             return
         entry.known = queues
-        try:
-            entry.callback(entry.topic, list(queues))
-        except Exception:  # catch an exception in the program's listener, so that the other listeners are called
-            logger.exception("the queue-change listener of topic %s raised an exception", entry.topic)
+        # a listener that raises, perhaps SystemExit, must not keep the other listeners from being called
+        failure = f"the queue-change listener of topic {entry.topic} raised an exception"
+        contained(logger, failure, entry.callback, entry.topic, list(queues))

@@ -25,7 +25,7 @@ from raymq.client.producer.results import Acknowledged, BeforeEnd, Outcome
 from raymq.common.closing import refuse_other_process, shared_lock
 from raymq.common.errors import RaymqError
 from raymq.common.message import SendResult
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, contained
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +34,7 @@ E = TypeVar("E", bound=BaseException)
 
 logger = logging.getLogger(__name__)
 
+CALLBACK_FAILED: Final = "a callback of a send raised an exception"
 _CREATING: Final = shared_lock()
 """Lock that all completions share. A completion holds it for a moment while it makes its Condition, or sets an outcome
 without a Condition."""
@@ -73,13 +74,19 @@ class Completion(Struct, eq=False):
         """Set the outcome of the messages from index `first` up to, but not including, `end`. Called once per message.
 
         If `divided` is false, the range covers all messages. Wakes waiting threads, wakes each waiting event loop once,
-        and calls the callbacks.
+        and calls the callbacks. If `before_end` or a signal handler in a callback raises an exception, this method
+        raises the exception after all of this is done.
         """
+        raised: BaseException | None = None
         if isinstance(outcome, RaymqError):
             # Remove the traceback: it refers to frames whose variables would keep the messages in memory.
             outcome.__traceback__ = None
         if self.before_end is not None:
-            self.before_end(first, end, outcome)
+            try:
+                self.before_end(first, end, outcome)
+            # the messages need their outcome even if an observer of the send fails
+            except BaseException as error:
+                raised = error
             if not divided:
                 self.before_end = None
         with _CREATING:
@@ -87,7 +94,16 @@ class Completion(Struct, eq=False):
             # If no Condition exists, no thread or event loop waits for an outcome, and no callback is registered.
             if condition is None:
                 self._set(outcome, first, end, divided)
-                return
+        if condition is not None:
+            raised = self._notify(condition, outcome, first, end, divided) or raised
+        if raised is not None:
+            raise raised
+
+    def _notify(
+        self, condition: threading.Condition, outcome: Outcome, first: int, end: int, divided: bool
+    ) -> BaseException | None:
+        """Set the outcome of the messages from index `first` up to `end`, and notify all that wait for it. Returns the
+        exception of a signal handler that ran in a callback."""
         with condition:
             self._set(outcome, first, end, divided)
             condition.notify_all()
@@ -100,9 +116,11 @@ class Completion(Struct, eq=False):
             loops = self._take_loops(first, end)
         for loop, waiting in loops:
             _wake(loop, waiting)
+        raised: BaseException | None = None
         for _, future, callback, _ in ended:
             if callback is not None:
-                _call(callback, future)
+                raised = contained(logger, CALLBACK_FAILED, callback, future) or raised
+        return raised
 
     def done(self, index: int) -> bool:
         """Return True if message `index` has an outcome."""
@@ -168,7 +186,10 @@ class Completion(Struct, eq=False):
             if not self.done(index):
                 self._watchers.append((index, future, callback, None))
                 return
-        _call(callback, future)
+        try:
+            callback(future)
+        except Exception:
+            logger.exception(CALLBACK_FAILED)
 
     def add_waiter(self, index: int, future: SendFuture, waiter: Any) -> None:
         """Register a waiter of concurrent.futures (`wait` or `as_completed`). It is notified when message `index` has
@@ -233,13 +254,6 @@ def _wake(loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[None]]) 
         loop.call_soon_threadsafe(settle)
     except RuntimeError:
         logger.debug("an event loop was closed before its sends ended")
-
-
-def _call(callback: Callable[[Any], object], future: Any) -> None:
-    try:
-        callback(future)
-    except Exception:
-        logger.exception("a callback of a send raised an exception")
 
 
 def copied(error: E) -> E:

@@ -2,8 +2,9 @@
 
 A `SendMessageHook` is called before a message is enqueued for sending and after its send has completed. Both calls get
 the same context; the hook may store a value of its own in the context's `value`. If a SendMessageHook raises, the
-producer logs the exception and continues. A `CheckForbiddenHook` runs before all `before_send` hooks. If it raises, the
-caller of the send gets the exception, and nothing is sent.
+producer logs the exception and continues; only SystemExit or KeyboardInterrupt of `before_send` refuses the send. A
+`CheckForbiddenHook` runs before all `before_send` hooks. If it raises, the caller of the send gets the exception, and
+nothing is sent.
 
 `before_send` and CheckForbiddenHooks run in the thread that sends. `after_send` runs before the send returns or its
 future completes: in a sender thread of the producer, or in the sending thread if the message could not be enqueued. No
@@ -22,6 +23,7 @@ from raymq.client.producer.observers import SendObserver, SendWatch
 from raymq.client.producer.results import Acknowledged, Outcome
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message, MessageQueue, SendResult
+from raymq.common.parallel import contained
 from raymq.common.shipping import deferred_kind
 
 logger = logging.getLogger(__name__)
@@ -110,12 +112,16 @@ class _HookWatch(SendWatch):
         called."""
         if not self._contexts:
             return
+        raised: BaseException | None = None
         results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)
         for index, result in zip(indices, results, strict=False):
             for hook, context in self._contexts[index]:
                 context.result = result
                 context.error = outcome if isinstance(outcome, BaseException) else None
-                _call(hook.after_send, context)
+                failure = f"a send hook raised an exception for a message to queue {context.queue}"
+                raised = contained(logger, failure, hook.after_send, context) or raised
+        if raised is not None:
+            raise raised
 
 
 def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:

@@ -14,15 +14,21 @@ raise; the exception refuses the send.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raymq.client.producer.results import BeforeEnd, Outcome
 from raymq.common.message import Message, MessageExt, MessageQueue, SendResult
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, contained
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 from raymq.telemetry.trace.contexts import Sent, ended_transaction, now_ms, recalled
 from raymq.telemetry.trace.dispatcher import TraceDispatcher
 from raymq.telemetry.trace.spans import SendSpan, Spans
+
+OBSERVER_FAILED: Final = "an observer of sends raised an exception"
+
+logger = logging.getLogger(__name__)
 
 
 class SendWatch:
@@ -173,10 +179,13 @@ class _WatchedPart:
         self._watches, self._indices, self._then = watches, indices, then
 
     def __call__(self, first: int, end: int, outcome: Outcome) -> None:
+        raised: BaseException | None = None
         for watch in self._watches:
-            watch.ended(self._indices[first:end], outcome)
+            raised = contained(logger, OBSERVER_FAILED, watch.ended, self._indices[first:end], outcome) or raised
         if self._then is not None:
             self._then(first, end, outcome)
+        if raised is not None:
+            raise raised
 
 
 def before_end(watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> BeforeEnd | None:

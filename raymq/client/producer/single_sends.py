@@ -8,6 +8,7 @@ A message that cannot take this shortcut passes through the whole pipeline.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
@@ -29,6 +30,8 @@ from raymq.common.errors import RaymqError
 from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue, SendResult, SystemMessage
 from raymq.common.parallel import aside
 from raymq.common.protocol.route import TopicRoute
+
+logger = logging.getLogger(__name__)
 
 
 class SendTurn(Struct, eq=False):
@@ -106,8 +109,12 @@ class SingleSends:
                 turn.left -= 1
             return sender.send_single(single, target)
         except BaseException as error:
-            aside(sender.interrupted, single, error)
-            raise
+            completion = aside(sender.interrupted, single, error)
+            if completion is None or not isinstance(error, Exception):
+                raise
+            # After this bug the message may be stored. The sender's thread sends it again and finds its true outcome.
+            logger.exception("sending to broker group %s failed", sender.broker_name)
+            return completion
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
         """Begin a turn of a queue: until the turn expires, messages that are sent singly go to the queue of `batch`.

@@ -8,6 +8,7 @@ thread expires requests. It starts with the first request, and stops with `close
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Final
 
 from raymq.common.errors import ClientStateError, RequestTimeoutError, SystemBusyError
 from raymq.common.message import PROPERTY_CORRELATION_ID, Message, MessageExt, SendResult
-from raymq.common.parallel import require_daemon
+from raymq.common.parallel import contained, require_daemon
 from raymq.common.protocol.request_reply import RequestStatistics
 
 REQUESTS_MAX: Final = 10_000
@@ -24,6 +25,10 @@ REQUESTS_MAX: Final = 10_000
 _ENDING_S: Final = 5.0
 """Time, in seconds, that a request's caller waits beyond the request's deadline. The thread that expires requests
 normally completes the request within this time."""
+
+_CALLBACK_FAILED: Final = "a callback of a request raised an exception"
+
+logger = logging.getLogger(__name__)
 
 
 class WaitingRequest:
@@ -115,7 +120,8 @@ class PendingRequests:
                 self._late += 1
                 return
             self._answered += 1
-        pending.future.set_result(reply)
+        # a callback of the future may raise SystemExit, which must not end the thread that reads replies
+        contained(logger, _CALLBACK_FAILED, pending.future.set_result, reply)
 
     def idle_s(self) -> float:
         """Return 0 if a request waits for its reply. Otherwise return the time in seconds since the most recent request
@@ -135,7 +141,8 @@ class PendingRequests:
             left, self._waiting = self._waiting, {}
             self._changed.notify()
         for pending in left.values():
-            pending.future.set_exception(ClientStateError("the client was closed before the reply arrived"))
+            closed = ClientStateError("the client was closed before the reply arrived")
+            contained(logger, _CALLBACK_FAILED, pending.future.set_exception, closed)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_ENDING_S)
 
@@ -149,8 +156,9 @@ class PendingRequests:
                     ended = self._take_ended()
                 if self._closed:
                     return
+            # a callback of a request's future may raise SystemExit, which must not end this thread
             for pending in ended:
-                pending.time_out()
+                contained(logger, _CALLBACK_FAILED, pending.time_out)
 
     def _take_ended(self) -> list[WaitingRequest]:
         """Remove and return the requests whose deadline has passed. Also removes the deadlines of requests that

@@ -194,8 +194,9 @@ class CheckListener:
                 self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True
             )
             self._end(broker_name, message, end)
-        # the user's check raised an error, or the broker is unreachable: the broker repeats the check in the next round
-        except Exception:
+        # The user's check raised an exception, perhaps SystemExit, or the broker is unreachable. The broker repeats the
+        # check in the next round.
+        except BaseException:
             logger.exception(
                 "cannot answer the check of transaction %s; the broker repeats the check", check.transaction_id
             )

@@ -174,6 +174,14 @@ class SendState(SendQueues):
         self._wait_again(batches, error, decision)
         return decision
 
+    def put_back(self, batches: Sequence[SendBatch]) -> None:
+        """Put batches back into their queues that were taken for an attempt and certainly not sent. Batches with an
+        outcome are left out."""
+        taken = [batch for batch in batches if batch.stage is Stage.IN_FLIGHT]
+        for sends in {batch.sends for batch in taken}:
+            self.release(sends)
+        self._put_first(taken)
+
     # Methods that return the sender's next actions after the store answered an attempt, or the attempt failed
 
     def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
@@ -226,16 +234,22 @@ class SendState(SendQueues):
             self._end_unknown_expired(attempt, attempt.error, now_s, decision)
         return decision
 
-    def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
-        """After a bug, fail the given batches with `error`, except batches that still wait or already have an outcome.
-        The waiting batches are sent later."""
+    def abandon(self, batches: Sequence[SendBatch], error: BaseException, *, sent: bool) -> SendDecision:
+        """After a bug, fail the given batches, except batches that still wait or already have an outcome. The waiting
+        batches are sent later.
+
+        `sent`: True if the attempt may have reached the store. A batch that may be stored fails with SendUnknownError,
+        and any other batch with `error`.
+        """
         decision = SendDecision()
         ending = [batch for batch in batches if batch.stage not in (Stage.ENDED, Stage.QUEUED)]
         queues = {batch.sends for batch in ending}
         for attempt in self._attempts:
             attempt.flights = [flight for flight in attempt.flights if flight.sends not in queues]
         self._attempts = deque(attempt for attempt in self._attempts if attempt.flights)
-        decision.ended += [(batch, error) for batch in ending]
+        for batch in ending:
+            may_be_sent = sent or batch.stage is not Stage.IN_FLIGHT
+            decision.ended.append((batch, unknown_after(batch, error) if may_be_sent else error))
         for sends in queues:
             self.release(sends)
         return decision
@@ -277,6 +291,8 @@ class SendState(SendQueues):
         for batch in batches:
             if len(batches) == 1:
                 parts += batch.divide(len(batch.messages) // 2)
+                # from now on, the two halves have the messages
+                batch.stage = Stage.ENDED
                 decision.divided.append(batch.generation)
             else:
                 batch.alone = True
@@ -435,6 +451,11 @@ class SendState(SendQueues):
             for batch in ending:
                 batch.stage = Stage.ENDED
             decision.ended += [(batch, unknown) for batch in ending]
+
+
+def unknown_after(batch: SendBatch, error: BaseException) -> SendUnknownError:
+    """Return the error of a batch that may be stored. `error`: the bug that ended the batch's send."""
+    return SendUnknownError(str(batch.queue), len(batch.messages), 0.0, repr(error), is_over=False)
 
 
 def closed_error() -> ClientStateError:

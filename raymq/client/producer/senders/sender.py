@@ -21,10 +21,11 @@ from collections import deque
 
 from raymq.client.producer.buffer_pool import end_all
 from raymq.client.producer.completion import Completion
+from raymq.client.producer.observers import OBSERVER_FAILED
 from raymq.client.producer.results import Acknowledged, Outcome, offset_message_id
 from raymq.client.producer.senders.send_batch import Flight, QueueSends, SendBatch, SingleSend, Stage
 from raymq.client.producer.senders.send_queues import SendAttempt
-from raymq.client.producer.senders.send_state import SendDecision, SendState, closed_error
+from raymq.client.producer.senders.send_state import SendDecision, SendState, closed_error, unknown_after
 from raymq.client.producer.senders.sender_context import (
     SenderContext,
     Target,
@@ -34,7 +35,7 @@ from raymq.client.producer.senders.sender_context import (
 )
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import SendResult, SendStatus
-from raymq.common.parallel import aside, start_daemon
+from raymq.common.parallel import aside, contained, start_daemon
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.message_id import IdRange
@@ -67,6 +68,8 @@ class Sender:
         self._closed = self._giving_up = False
         self._taken: list[SendBatch] = []
         """Batches of the attempt that the sender's thread currently makes."""
+        self._begun: SendAttempt | None = None
+        """The attempt that may have reached the store, until its answer or its failure is processed."""
         self._thread = start_daemon(self._run, name=f"producer-{broker_name}")
         """The sender's thread; None if the interpreter shut down when the sender was made."""
         if self._thread is None:
@@ -136,11 +139,13 @@ class Sender:
     def send_at_once(self, batch: SendBatch, target: Target) -> None:
         """Send a batch for which `begin_at_once_locked` returned True, and read the answer.
 
-        On return the batch has an outcome, or the sender's thread continues to send it. If a bug raises an exception,
-        the batch fails with it, and this method raises it.
+        On return the batch has an outcome, or the sender's thread continues to send it. If a bug raises an exception
+        before the batch is sent, the batch fails with it, and this method raises it. After a later bug the batch fails
+        with SendUnknownError. A signal handler's exception is raised after the batch is in one of these states.
         """
         storage, description = target
         flight: Flight | None = None
+        interrupt: BaseException | None = None
         try:
             flight = Flight.of(batch.sends, [batch], self._encoded(batch.sends, [batch], description))
             attempt_s = min(self._context.attempt_timeout_s, max(batch.timeout_s, 0.1))
@@ -148,21 +153,26 @@ class Sender:
             flight.store_host = description.store_host
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
-                self.send_left()
-                return
-            for ended, acknowledged in flight.acknowledge(result):
-                self._observe(ended, acknowledged)
-                ended.end(acknowledged)
+            else:
+                [(ended, acknowledged)] = flight.acknowledge(result)
+                interrupt = self._end(ended, acknowledged)
+                self._end_at_once(batch.sends, batch.cost_bytes, len(batch.messages), batch.generation)
         except BaseException as error:
             self._caller_failed(batch, flight, error)
-            if not isinstance(error, RaymqError):
-                raise
-            return
-        self._end_at_once(batch.sends, batch.cost_bytes, len(batch.messages), batch.generation)
+            if not isinstance(error, RaymqError) and (flight is None or not isinstance(error, Exception)):
+                interrupt = error
+        # The messages that waited for this send are other messages. Their failure must not change the outcome
+        # of this batch.
+        self.send_left()
+        if interrupt is not None:
+            raise interrupt
 
     def _caller_failed(self, batch: SendBatch, flight: Flight | None, error: BaseException) -> None:
         """Handle the failure of a batch that its caller sent. `flight`: the encoded batch, or None if the batch could
         not be encoded."""
+        if batch.stage is not Stage.IN_FLIGHT:
+            # the batch has its outcome, or the sender's thread already has to send the batch again
+            return
         if isinstance(error, RaymqError):
             if flight is None:
                 self._not_encoded(batch.sends, [batch], error)
@@ -173,8 +183,9 @@ class Sender:
             # the sender's thread must send the batch again.
             self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         else:
-            self._abandon([batch], error)
-        self.send_left()
+            if flight is not None:
+                logger.error("sending to broker group %s failed", self.broker_name, exc_info=error)
+            self._abandon([batch], error, sent=flight is not None)
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
         """Record that the store has stored messages that the calling thread sent itself: release their queue for the
@@ -186,7 +197,6 @@ class Sender:
                 self.wake_locked()
         if futures:
             end_all(futures)
-        self.send_left()
 
     def begin_single_locked(self, single: SingleSend) -> Target | None:
         """Return the master to which the caller must send the message itself (`send_single`).
@@ -237,21 +247,27 @@ class Sender:
         sent = SendResult(result.status, f"{record.stem}{record.counter:04X}", offset_id, sends.queue, offset)
         topic = context.encoder.stored_topic(single.message.topic)
         for observer in context.observers:
-            observer.sent(topic, (single.message,), lambda: (sent,), cost_ms)
+            try:
+                observer.sent(topic, (single.message,), lambda: (sent,), cost_ms)
+            except Exception:  # the message is stored, so its send must not fail
+                logger.exception(OBSERVER_FAILED)
         return sent
 
-    def interrupted(self, single: SingleSend, error: BaseException) -> None:
+    def interrupted(self, single: SingleSend, error: BaseException) -> Completion | None:
         """Release the queue and the buffer space that a single message holds. A signal handler or a bug raised `error`
         in the caller and interrupted the send. If the message may be stored already, the sender's thread completes the
-        send."""
+        send, and this method returns the message's Completion."""
+        completion: Completion | None = None
         if single.begun and single.record is not None:
-            self._single_failed(single, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
+            failure = ServiceNotAvailableError(f"the send was interrupted ({error!r})")
+            completion = self._single_failed(single, failure)
         with self._context.lock:
             self.state.release_single(single)
             self._context.buffer.deallocate_single_locked(single)
             self.wake_locked()
         self._context.buffer.settle()
         self.send_left()
+        return completion
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
         """Convert a single message to a batch, which the sender's thread then sends. Called after the caller's thread
@@ -306,10 +322,15 @@ class Sender:
     def _run(self) -> None:
         mark_sender_thread()
         while self._await_work(idles=True):
-            self._work_safely()
-            # a callback may have enqueued messages for a sender without a thread, or a message has moved there
-            if self._context.threadless:
-                send_threadless(self._context)
+            try:
+                self._work_safely()
+                # a callback may have enqueued messages for a sender without a thread, or a message has moved there
+                if self._context.threadless:
+                    send_threadless(self._context)
+            # No signal handler runs in this thread, so other code has raised SystemExit or KeyboardInterrupt. The
+            # thread must not end, because other messages wait for it.
+            except BaseException:
+                logger.exception("sending for a broker group without a thread was interrupted")
 
     def send_here(self) -> bool:
         """Make the sender's next attempt in the calling thread. Returns False if no attempt is left to make. Only
@@ -322,15 +343,28 @@ class Sender:
     def _work_safely(self) -> None:
         try:
             self._work()
-        # A bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever. So must a
-        # signal handler that interrupts a caller, which sends for a sender without a thread.
         except BaseException as error:
-            self._abandon(self._taken, error)
-            if not isinstance(error, Exception):
+            if self._thread is None and not isinstance(error, Exception):
+                # a signal handler interrupted a caller, which sends for a sender without a thread
+                self._interrupted(error)
                 raise
+            # a bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever
+            self._abandon(self._taken, error, sent=self._begun is not None)
             logger.exception("sending to broker group %s failed", self.broker_name)
         finally:
-            self._taken = []
+            self._taken, self._begun = [], None
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Keep the messages of an attempt that a signal handler interrupted with `error`, so that the next caller sends
+        them."""
+        with self._context.lock:
+            # a message that joins an open batch is not sent by its caller
+            self._context.open_batches.clear_locked()
+            if self._begun is None:
+                self.state.put_back(self._taken)
+            else:
+                failure = ServiceNotAvailableError(f"the send was interrupted ({error!r})")
+                self._failed_at_once.appendleft((self._begun, failure))
 
     def _await_work(self, *, idles: bool) -> bool:
         """Wait until the sender has work and the pause after a failure is over. Returns False if the thread must stop.
@@ -360,6 +394,7 @@ class Sender:
         if attempt is None:
             self._send_waiting()
         elif error is not None:
+            self._begun = attempt
             self._fail(attempt, error)
         else:
             self._repeat(attempt)
@@ -408,6 +443,7 @@ class Sender:
     def _attempt(self, attempt: SendAttempt, storage: StorageClient, description: StorageDescription) -> None:
         try:
             batches = [flight.encoded for flight in attempt.flights]
+            self._begun = attempt
             results = self._append(batches, storage, self._attempt_s(attempt.deadline_s))
         except RaymqError as error:
             self._fail(attempt, error)
@@ -417,12 +453,14 @@ class Sender:
             flight.store_host = description.store_host
         with self._context.lock:
             decision = self.state.answered(attempt, results, self._now_s())
+            self._begun = None
         self._carry_out(decision)
 
     def _fail(self, attempt: SendAttempt, error: RaymqError) -> None:
         topic = attempt.topic
         with self._context.lock:
             decision = self.state.failed(attempt, error, self._now_s())
+            self._begun = None
             self._share_locked(decision)
         self._carry_out(decision, error, topic)
 
@@ -433,9 +471,9 @@ class Sender:
             self.wake_locked()
         self._carry_out(decision)
 
-    def _abandon(self, batches: list[SendBatch], error: BaseException) -> None:
+    def _abandon(self, batches: list[SendBatch], error: BaseException, *, sent: bool) -> None:
         with self._context.lock:
-            decision = self.state.abandon(batches, error)
+            decision = self.state.abandon(batches, error, sent=sent)
             self.wake_locked()
         self._carry_out(decision)
 
@@ -479,7 +517,11 @@ class Sender:
 
     def _carry_out(self, decision: SendDecision, error: RaymqError | None = None, topic: str = "") -> None:
         """Carry out a decision of SendState about this sender's batches. `error`: the failure that led to the decision;
-        None if no failure led to it."""
+        None if no failure led to it.
+
+        If a signal handler raises an exception in a callback, this method raises the exception after the whole decision
+        is carried out.
+        """
         if error is not None:
             # Drop the traceback, because the sender stores this error. The traceback's frames would keep the messages
             # in memory.
@@ -494,10 +536,16 @@ class Sender:
             with self._context.lock:
                 decision.ended += self.state.take_back(staying, error).ended
         for flight, result in decision.acknowledged:
-            decision.ended += flight.acknowledge(result)
+            try:
+                decision.ended += flight.acknowledge(result)
+            # The answer does not match the messages. The store answered all the same, so the messages may be stored.
+            except ValueError as mismatch:
+                logger.exception("the answer of broker group %s is wrong", self.broker_name)
+                unended = [batch for batch in flight.batches if batch.stage is not Stage.ENDED]
+                decision.ended += [(batch, unknown_after(batch, mismatch)) for batch in unended]
+        interrupt: BaseException | None = None
         for batch, outcome in decision.ended:
-            self._observe(batch, outcome)
-            batch.end(outcome)
+            interrupt = self._end(batch, outcome) or interrupt
         if decision.ended:
             buffer, futures = self._context.buffer, []
             with self._context.lock:
@@ -507,6 +555,14 @@ class Sender:
             end_all(futures)
         if decision.pause:
             self._pause(error)
+        if interrupt is not None:
+            raise interrupt
+
+    def _end(self, batch: SendBatch, outcome: Outcome) -> BaseException | None:
+        """Notify the observers of a batch, and set its outcome. Logs an exception of an observer. Returns the exception
+        of a signal handler that ran in an observer or a callback of the program."""
+        interrupt = contained(logger, OBSERVER_FAILED, self._observe, batch, outcome)
+        return contained(logger, OBSERVER_FAILED, batch.end, outcome) or interrupt
 
     def _observe(self, batch: SendBatch, outcome: Outcome) -> None:
         """Notify the sender's observers of the outcome of a batch."""

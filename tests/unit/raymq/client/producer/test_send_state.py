@@ -248,8 +248,28 @@ def test_a_bug_ends_the_batch_in_flight_and_the_queue_continues():
     behind = batch_in(state)
     put(state, behind)
     bug = ValueError("a bug")
-    assert state.abandon(attempt.flights[0].batches, bug).ended == [(batch, bug)]
+    assert state.abandon(attempt.flights[0].batches, bug, sent=False).ended == [(batch, bug)]
     assert state.oldest() is behind
+
+
+@pytest.mark.parametrize("stage", [Stage.IN_FLIGHT, Stage.UNKNOWN, Stage.STORED])
+def test_a_bug_ends_a_batch_that_may_be_stored_with_an_unknown_outcome(stage):
+    state, batch, attempt = at(stage)
+    sent = stage is Stage.IN_FLIGHT
+    [(ended, outcome)] = state.abandon(attempt.flights[0].batches, ValueError("a bug"), sent=sent).ended
+    assert ended is batch
+    assert isinstance(outcome, SendUnknownError)
+    assert "ValueError('a bug')" in str(outcome)
+
+
+def test_batches_that_were_taken_and_not_sent_wait_again_in_their_order():
+    state, batch, attempt = at(Stage.IN_FLIGHT)
+    behind = batch_in(state)
+    put(state, behind)
+    state.put_back(attempt.flights[0].batches)
+    assert not batch.sends.busy
+    assert list(batch.sends.waiting) == [batch, behind]
+    assert state.oldest() is batch
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from threading import Thread
 
 import pytest
 
@@ -47,6 +48,25 @@ def test_golden_164_no_reply_in_time_is_an_error_and_the_id_is_unknown_then(pend
     assert pending.take("1") is None
     pending.complete(replying("1"))
     assert pending.statistics() == RequestStatistics(waiting=0, answered=0, timed_out=1, failed=0, late=1)
+
+
+def test_a_callback_that_raises_ends_neither_the_thread_of_deadlines_nor_that_of_replies(pending: PendingRequests):
+    def leave(future: Future[MessageExt]) -> None:
+        raise SystemExit(3)
+
+    first = pending.add("1", 0.01, lambda: ASKED)
+    first.future.add_done_callback(leave)
+    with pytest.raises(RequestTimeoutError):
+        first.future.result(WAIT_S)
+    with pytest.raises(RequestTimeoutError):
+        pending.add("2", 0.01, lambda: ASKED).future.result(WAIT_S)
+    replied = pending.add("3", WAIT_S, lambda: ASKED)
+    replied.future.add_done_callback(leave)
+    replies = Thread(target=lambda: [pending.complete(replying("3")), pending.complete(replying("3"))])
+    replies.start()
+    replies.join(WAIT_S)
+    assert replied.result().body == b"!"
+    assert pending.statistics().late == 1
 
 
 def test_requests_end_in_the_order_of_their_deadlines(pending: PendingRequests):

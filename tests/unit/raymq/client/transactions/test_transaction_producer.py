@@ -206,7 +206,8 @@ def question(number: int) -> TransactionCheck:
     return TransactionCheck("group", f"T{number}", number, number * 100, 1, bytes(batch.records))
 
 
-def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("no database"), SystemExit(3)])
+def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch, caplog, error):
     asked: list[MessageExt] = []
     rounds = [[question(1), question(2)], [question(2), question(3)]]
 
@@ -218,7 +219,7 @@ def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch)
     def check(message: MessageExt) -> State | None:
         asked.append(message)
         if len(asked) == 2:
-            raise OSError("no database")
+            raise error
         return State.COMMIT_MESSAGE if message.message_id == "T1" else None
 
     monkeypatch.setattr(checks, "CHECK_POLL_INTERVAL_S", 0.01)
@@ -229,6 +230,7 @@ def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch)
         (f"T{number}", "orders", 2, b"x") for number in (1, 2, 2, 3)
     ]
     eventually(lambda: store.ends, "an end")
+    assert "cannot answer the check of transaction T2; the broker repeats the check" in caplog.text
     [end] = store.ends
     assert end == EndTransactionRequest("group", 1, 100, 8, "T1", from_transaction_check=True)
 
