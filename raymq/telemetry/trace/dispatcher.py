@@ -16,6 +16,7 @@ for a bounded time.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from raymq.common.errors import RaymqError
+from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.message import SystemMessage
 from raymq.common.names import TRACE_TOPIC
 from raymq.common.parallel import start_daemon
@@ -82,8 +83,9 @@ class TraceStatistics(Struct, frozen=True):
 class TraceProducer(Protocol):
     """A producer that sends trace messages (raymq.client.producer.producer.Producer)."""
 
-    def send(self, message: SystemMessage) -> object:
-        """Send a message and wait until it is stored. Raises RaymqError if the send fails."""
+    def send(self, message: SystemMessage, *, timeout_s: float | None = None) -> object:
+        """Send a message and wait until it is stored, for at most `timeout_s`; None stands for the producer's own
+        timeout. Raises RaymqError if the send fails."""
 
     def close(self) -> None:
         """Release the resources of the producer of trace messages."""
@@ -120,31 +122,43 @@ class TraceDispatcher:
             self._messages += context.count
             if len(self._contexts) in (1, CONTEXTS_MAX // 2):
                 self._changed.notify_all()
-            if self._thread is None:
-                # If no thread starts, as at the interpreter's exit, a later call or `close` sends the records.
-                try:
-                    self._thread = start_daemon(self._run, name="trace")
-                except RuntimeError as error:
-                    logger.debug("the trace thread cannot be started now: %s", error)
+            self._start_locked()
 
     def close(self, timeout_s: float = TRACE_CLOSE_TIMEOUT_S) -> None:
         """Refuse further trace contexts, and send the waiting contexts for at most `timeout_s`. Repeated calls are
-        harmless."""
+        harmless.
+
+        If no thread can be started, as at the exit of Python 3.12, the calling thread sends the contexts. After
+        `timeout_s`, it counts the remaining contexts as failed.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            if self._contexts:
+                self._start_locked()
             thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
         else:
-            self._run()
+            self._run(time.monotonic() + timeout_s)
 
     def statistics(self) -> TraceStatistics:
         """Return the numbers of messages whose trace records were sent, dropped, or could not be sent."""
         with self._changed:
             return TraceStatistics(self._sent, self._dropped, self._failed, self._last_error)
 
-    def _run(self) -> None:
+    def _start_locked(self) -> None:
+        """Start the dispatcher's thread if it does not run. If no thread can be started, the next `put` tries again,
+        and `close` sends the contexts itself."""
+        if self._thread is None:
+            try:
+                self._thread = start_daemon(self._run, name="trace")
+            except RuntimeError as error:
+                logger.debug("the trace thread cannot be started now: %s", error)
+
+    def _run(self, until_s: float = math.inf) -> None:
+        """Send the contexts until the dispatcher is closed and none is left. `until_s`: monotonic time after which
+        nothing is sent."""
         producer: TraceProducer | None = None
         rest_s = 0.0
         while contexts := self._take(rest_s):
@@ -152,7 +166,7 @@ class TraceDispatcher:
             try:
                 producer = producer or self._connect()
                 for message, count in self._messages_of(contexts):
-                    self._send(producer, message, count)
+                    self._send(producer, message, count, until_s)
             # a bug in tracing, or a lost connection, must not affect the program's own messages
             except Exception as error:
                 logger.warning("some trace messages are lost: %s", error)
@@ -200,9 +214,12 @@ class TraceDispatcher:
     def _message(self, texts: Iterable[str], keys: Iterable[str]) -> SystemMessage:
         return SystemMessage(self.topic, "".join(texts).encode(errors="replace"), keys=tuple(keys))
 
-    def _send(self, producer: TraceProducer, message: SystemMessage, count: int) -> None:
+    def _send(self, producer: TraceProducer, message: SystemMessage, count: int, until_s: float) -> None:
+        left_s = until_s - time.monotonic()
         try:
-            producer.send(message)
+            if left_s <= 0:
+                raise ServiceNotAvailableError("the close of the trace took too long to send this record")
+            producer.send(message, timeout_s=None if left_s == math.inf else left_s)
         except RaymqError as error:
             self._note(0, count, error)
         else:

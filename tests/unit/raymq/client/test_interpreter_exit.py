@@ -29,7 +29,7 @@ from raymq.common.message import Message, MessageQueue, SendStatus
 from raymq.common.protocol.store import FetchRequest, QueueBounds
 from raymq.log_handler import RaymqHandler
 from raymq.remoting.heartbeats import Heartbeats
-from raymq.telemetry.trace.dispatcher import TraceDispatcher, TraceLine
+from raymq.telemetry.trace.dispatcher import TRACE_TEXT_MAX, TraceDispatcher, TraceLine
 from tests.support.clients.fakes import WAIT_S, FakeStore, no_thread_starts, topic_route
 from tests.support.clients.producers import Gate, MakeProducer, producers_of_fakes
 from tests.support.history.waiting import eventually
@@ -247,9 +247,19 @@ class Lines:
         yield TraceLine("record", ("key",))
 
 
+class Long(Lines):
+    """Fake trace context with one record that fills a trace message."""
+
+    def lines(self) -> Iterator[TraceLine]:
+        yield TraceLine("x" * TRACE_TEXT_MAX, ())
+
+
 def test_trace_records_of_the_exit_are_sent_by_close() -> None:
     sent: list[object] = []
-    traces = TraceDispatcher(lambda: SimpleNamespace(send=sent.append, close=lambda: sent.append("closed")))
+    producer = SimpleNamespace(
+        send=lambda message, timeout_s: sent.append(message), close=lambda: sent.append("closed")
+    )
+    traces = TraceDispatcher(lambda: producer)
     with no_thread_starts():
         traces.put(Lines())
         traces.put(Lines())
@@ -259,12 +269,50 @@ def test_trace_records_of_the_exit_are_sent_by_close() -> None:
     assert traces.statistics().sent == 2
 
 
+def test_the_close_of_a_trace_without_a_thread_ends_in_time() -> None:
+    """Each send takes as long as it may. So the first message of the trace uses up the time of `close`."""
+    timeouts: list[float | None] = []
+
+    def send(message: object, timeout_s: float | None = None) -> None:
+        timeouts.append(timeout_s)
+        threading.Event().wait(WAIT_S if timeout_s is None else timeout_s)
+        raise GONE
+
+    traces = TraceDispatcher(lambda: SimpleNamespace(send=send, close=lambda: None))
+    with no_thread_starts():
+        for _ in range(3):
+            traces.put(Long())
+        traces.close(0.05)
+    [timeout_s] = timeouts
+    assert timeout_s is not None
+    assert 0 < timeout_s <= 0.05
+    assert traces.statistics().failed == 3
+    assert "the close of the trace" in traces.statistics().last_error
+
+
+def test_the_close_of_a_trace_starts_the_thread_that_could_not_be_started_earlier() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def send(message: object, timeout_s: float | None = None) -> None:
+        entered.set()
+        assert release.wait(WAIT_S)
+
+    traces = TraceDispatcher(lambda: SimpleNamespace(send=send, close=lambda: None))
+    with no_thread_starts():
+        traces.put(Lines())
+    traces.close(0.01)
+    assert entered.wait(WAIT_S)
+    release.set()
+    eventually(lambda: traces.statistics().sent == 1, "the record is sent", WAIT_S)
+
+
 def test_a_trace_record_raises_no_error_if_the_process_has_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     sent: list[object] = []
-    traces = TraceDispatcher(lambda: SimpleNamespace(send=sent.append, close=lambda: None))
+    producer = SimpleNamespace(send=lambda message, timeout_s: sent.append(message), close=lambda: None)
+    traces = TraceDispatcher(lambda: producer)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         traces.put(Lines())

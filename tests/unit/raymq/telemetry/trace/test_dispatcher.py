@@ -41,7 +41,7 @@ class RecordingProducer:
         self.error: Exception | None = None
         self.closed = False
 
-    def send(self, message: SystemMessage) -> None:
+    def send(self, message: SystemMessage, *, timeout_s: float | None = None) -> None:
         if self.error is not None:
             raise self.error
         self.sent.append(message)
