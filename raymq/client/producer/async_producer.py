@@ -140,7 +140,7 @@ class AsyncProducer(OfProcess):
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await _in_loop(aside(self._pipeline.flushed))
+                await _in_loop(aside(self._pipeline.flushed, timeout_s))
         except TimeoutError:
             raise RequestTimeoutError("the flush of the producer", timeout_s) from None
 

@@ -81,7 +81,7 @@ from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_byt
 from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
 from raymq.client.producer.senders.send_state import closed_error
 from raymq.client.producer.senders.sender import Sender
-from raymq.client.producer.senders.sender_context import Pauses, SenderContext, in_sender, send_threadless
+from raymq.client.producer.senders.sender_context import Pauses, SenderContext, ThreadlessSenders, in_sender
 from raymq.client.producer.settings import ProducerSettings
 from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError
@@ -141,6 +141,7 @@ class SendPipeline:
             retry_when_not_store_ok=settings.retry_when_not_store_ok,
             max_message_size_bytes=settings.max_message_size_bytes,
             observers=tuple(observers),
+            threadless=ThreadlessSenders(clock),
         )
         self._senders: dict[str, Sender] = {}
         """Senders of batches, by broker name."""
@@ -288,7 +289,7 @@ class SendPipeline:
             raise
         end_all(futures)
         if placed.at_once is None:
-            sender.send_left()
+            sender.send_left(request.deadline_s, placed.is_done)
         return placed
 
     def _usable_route(self, topic: str, keyed: bool) -> TopicRoute:
@@ -406,14 +407,19 @@ class SendPipeline:
         if self._closed:
             raise closed_error()
 
-    def flushed(self) -> Future[None]:
-        """Return a future that completes when each message that was enqueued before this call has an outcome."""
+    def flushed(self, timeout_s: float) -> Future[None]:
+        """Return a future that completes when each message that was enqueued before this call has an outcome.
+
+        Messages of senders without a thread that no other thread sends are first sent in this thread, for about
+        `timeout_s`.
+        """
         flush = self.buffer.flushed()
         with self._lock:
             # Close the open batches, so that later messages open new batches, for which the flush does not wait.
             self.open_batches.clear_locked()
-        if self._context.threadless and not in_sender():
-            send_threadless(self._context)
+        threadless = self._context.threadless
+        if threadless and not in_sender():
+            threadless.send(self._clock() + timeout_s, lambda: True, leaves=True)
         return flush
 
     def stop(self) -> list[Sender] | None:

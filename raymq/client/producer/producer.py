@@ -318,8 +318,9 @@ class Producer(Closing):
         """
         _refuse_in_callback("flush")
         timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
+        until_s = time.monotonic() + timeout_s
         try:
-            self.pipeline.flushed().result(timeout_s)
+            self.pipeline.flushed(timeout_s).result(max(until_s - time.monotonic(), 0.0))
         except FutureTimeoutError:
             raise RequestTimeoutError("the flush of the producer", timeout_s) from None
 

@@ -32,6 +32,10 @@ class PlacedSend(Struct, eq=False):
     batches: list[tuple[SendBatch, Sequence[int], int]]
     at_once: tuple[Sender, Target] | None = None
 
+    def is_done(self) -> bool:
+        """Return True if the first message of each batch has an outcome."""
+        return all(batch.completion.done(first) for batch, _, first in self.batches)
+
     def futures(self, count: int) -> list[SendFuture]:
         """Return one future for each of the `count` messages of the send call, in the order of the call's
         messages."""

@@ -6,7 +6,8 @@ message does not wait for the thread. Its caller encodes it, sends it and reads 
 `send_single`). If the caller's attempt fails, the thread sends the very same bytes again.
 
 In Python 3.12, no thread can be started while the interpreter shuts down. A sender that is made then has no
-thread. The callers that leave messages to it send the messages themselves before they return (`send_threadless`).
+thread. The callers that leave messages to it send the messages themselves before they return (ThreadlessSenders in
+raymq.client.producer.senders.sender_context).
 
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the
 sender looks up the group's master in the route again, so after a failover it continues with the same sequences.
@@ -18,6 +19,7 @@ import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from raymq.client.producer.buffer_pool import end_all
 from raymq.client.producer.completion import Completion
@@ -31,7 +33,6 @@ from raymq.client.producer.senders.sender_context import (
     Target,
     in_sender,
     mark_sender_thread,
-    send_threadless,
 )
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import SendResult, SendStatus
@@ -70,10 +71,12 @@ class Sender:
         """Batches of the attempt that the sender's thread currently makes."""
         self._begun: SendAttempt | None = None
         """The attempt that may have reached the store, until its answer or its failure is processed."""
+        self._limit_s = math.inf
+        """Monotonic time until which a caller sends for a sender without a thread."""
         self._thread = start_daemon(self._run, name=f"producer-{broker_name}")
         """The sender's thread; None if the interpreter shut down when the sender was made."""
         if self._thread is None:
-            context.threadless.append(self.send_here)
+            context.threadless.senders.append(self)
 
     @property
     def closed(self) -> bool:
@@ -112,7 +115,7 @@ class Sender:
             self._giving_up |= give_up
             self._wake.notify_all()
         if self._thread is None:
-            self.send_left()
+            self.send_left(self._context.clock() + self._context.attempt_timeout_s, lambda: False)
         else:
             self._thread.join(self._context.attempt_timeout_s)
 
@@ -163,7 +166,7 @@ class Sender:
                 interrupt = error
         # The messages that waited for this send are other messages. Their failure must not change the outcome
         # of this batch.
-        self.send_left()
+        self._send_rest(batch)
         if interrupt is not None:
             raise interrupt
 
@@ -240,7 +243,7 @@ class Sender:
         if settles:
             aside(context.buffer.settle)
         if self._thread is None:
-            aside(self.send_left)
+            aside(self.send_left, single.now_s, lambda: True)
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
@@ -266,7 +269,7 @@ class Sender:
             self._context.buffer.deallocate_single_locked(single)
             self.wake_locked()
         self._context.buffer.settle()
-        self.send_left()
+        self.send_left(single.now_s, lambda: True)
         return completion
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
@@ -277,7 +280,7 @@ class Sender:
             self._not_encoded(batch.sends, [batch], error)
         else:
             self._hand_to_thread(Flight.of(batch.sends, [batch], single.record.batch()), error)
-        self.send_left()
+        self._send_rest(batch)
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
@@ -288,7 +291,7 @@ class Sender:
         flight = Flight.of(batch.sends, [batch], single.record.batch())
         flight.store_host = description.store_host
         self._settle(flight, result)
-        self.send_left()
+        self._send_rest(batch)
         return batch.completion
 
     def _as_batch(self, single: SingleSend) -> SendBatch:
@@ -311,11 +314,16 @@ class Sender:
             self._failed_at_once.append((SendAttempt([flight]), error))
             self.wake_locked()
 
-    def send_left(self) -> None:
-        """Send the messages that wait for the sender's thread, if the sender has no thread. Does nothing in a callback
-        of a send: the thread that makes the callback sends them afterwards."""
+    def send_left(self, until_s: float, is_done: Callable[[], bool]) -> None:
+        """Send the messages that wait for the sender's thread, if the sender has no thread. `until_s`, `is_done`: see
+        `ThreadlessSenders.send`. Does nothing in a callback of a send: the thread that makes the callback sends them
+        afterwards."""
         if self._thread is None and not in_sender():
-            send_threadless(self._context)
+            self._context.threadless.send(until_s, is_done)
+
+    def _send_rest(self, batch: SendBatch) -> None:
+        """Send the messages that wait for the sender's thread, after the calling thread has sent `batch` itself."""
+        self.send_left(batch.deadline_s, lambda: batch.completion.done(batch.first))
 
     # The methods of the sender's thread. If the sender has no thread, `send_here` calls them in threads of callers.
 
@@ -326,19 +334,23 @@ class Sender:
                 self._work_safely()
                 # a callback may have enqueued messages for a sender without a thread, or a message has moved there
                 if self._context.threadless:
-                    send_threadless(self._context)
+                    self._context.threadless.send(self._context.clock(), lambda: True)
             # No signal handler runs in this thread, so other code has raised SystemExit or KeyboardInterrupt. The
             # thread must not end, because other messages wait for it.
             except BaseException:
                 logger.exception("sending for a broker group without a thread was interrupted")
 
-    def send_here(self) -> bool:
-        """Make the sender's next attempt in the calling thread. Returns False if no attempt is left to make. Only
-        `send_threadless` calls this method."""
-        if not self._await_work(idles=False):
-            return False
-        self._work_safely()
-        return True
+    def has_work(self) -> bool:
+        """Return True if the sender has an attempt to make."""
+        with self._context.lock:
+            return self.state.has_work or bool(self._failed_at_once)
+
+    def send_here(self, limit_s: float) -> None:
+        """Make the sender's next attempt in the calling thread, if it has one to make. Waits no longer than until the
+        monotonic time `limit_s`. Only ThreadlessSenders calls this method."""
+        self._limit_s = limit_s
+        if self._await_work(idles=False):
+            self._work_safely()
 
     def _work_safely(self) -> None:
         try:
@@ -368,7 +380,7 @@ class Sender:
 
     def _await_work(self, *, idles: bool) -> bool:
         """Wait until the sender has work and the pause after a failure is over. Returns False if the thread must stop.
-        Without `idles`, also returns False if the sender has no work."""
+        Without `idles`, also returns False if the sender has no work, or if the pause does not end in time."""
         with self._context.lock:
             while True:
                 state = self.state
@@ -379,7 +391,10 @@ class Sender:
                     self._wake.wait()
                     self._idle = False
                 elif (pause_s := self._resume_s - self._now_s()) > 0:
-                    self._wake.wait(pause_s)
+                    left_s = self._limit_s - self._context.clock()
+                    if left_s <= 0:
+                        return False
+                    self._wake.wait(min(pause_s, left_s))
                 else:
                     return True
 
@@ -493,7 +508,7 @@ class Sender:
         return math.inf if self._giving_up else self._context.clock()
 
     def _attempt_s(self, deadline_s: float) -> float:
-        return min(self._context.attempt_timeout_s, max(deadline_s - self._now_s(), 0.1))
+        return min(self._context.attempt_timeout_s, max(min(deadline_s, self._limit_s) - self._now_s(), 0.1))
 
     def _encoded(self, sends: QueueSends, batches: list[SendBatch], description: StorageDescription) -> EncodedBatch:
         limit = description.max_message_size_bytes

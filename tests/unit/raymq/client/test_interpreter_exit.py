@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from raymq.client.consumer.fetcher import Fetcher
 from raymq.client.consumer.push.async_calls import AsyncCalls
 from raymq.client.consumer.queue_lookup import QueueWatch
 from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.producer.completion import SendFuture
 from raymq.client.request.pending import PendingRequests
 from raymq.client.request.reply_watch import ReplyWatch
+from raymq.common import parallel
 from raymq.common.errors import (
     ClientStateError,
     NotMasterError,
@@ -233,6 +236,174 @@ def test_threads_that_run_at_the_exit_send_at_the_same_time_and_lose_nothing(mak
         producer.close()
     assert failures == []
     assert bodies(a, b) == sorted(f"{thread}-{number}".encode() for thread in range(4) for number in range(50))
+
+
+# Threads that send at the same time for senders without a thread
+
+
+@contextmanager
+def exiting_with(*threads: threading.Thread) -> Iterator[None]:
+    """Start threads, which wait in their first step, and then let no further thread start within the block."""
+    for thread in threads:
+        thread.start()
+    with no_thread_starts():
+        yield
+
+
+def test_a_flush_without_a_thread_keeps_its_timeout_while_another_thread_sends(make: MakeProducer) -> None:
+    producer = make(store := FakeStore(script=[gate := Gate()]))
+    go = threading.Event()
+    sender = threading.Thread(target=lambda: (go.wait(WAIT_S), producer.send(numbered(0)[0])), daemon=True)
+    with exiting_with(sender):
+        go.set()
+        assert gate.entered.wait(WAIT_S)
+        with pytest.raises(RequestTimeoutError, match="flush"):
+            producer.flush(0.05)
+        assert not gate.opened.is_set()
+        gate.opened.set()
+        producer.flush(WAIT_S)
+        sender.join(WAIT_S)
+    assert store.everything() == [b"0"]
+
+
+def test_a_flush_without_a_thread_keeps_its_timeout_while_it_sends(make: MakeProducer, monkeypatch) -> None:
+    """A signal handler has interrupted the send of a message to a store that is away. The flush sends the message."""
+    monkeypatch.setattr(parallel, "_idle", [])
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    producer = make(store := FakeStore())
+    store.connects = [interrupt]
+    with no_thread_starts():
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_async(numbered(0)[0])
+        store.connects.append(always(store.connects, GONE))
+        with pytest.raises(RequestTimeoutError, match="flush"):
+            producer.flush(0.05)
+        assert store.connects
+        store.connects.clear()
+        producer.flush(WAIT_S)
+        producer.close()
+    assert store.everything() == [b"0"]
+
+
+def test_a_callback_may_wait_for_a_thread_that_sends_without_a_thread(make: MakeProducer) -> None:
+    producer = make(store := FakeStore(script=[gate := Gate()]), send_timeout_s=0.2, attempt_timeout_s=WAIT_S)
+    go, later, joined = [threading.Event() for _ in range(2)], [], []
+    first, second = numbered(0, 1)
+    threads = [
+        threading.Thread(target=lambda: (go[0].wait(WAIT_S), producer.send(first, timeout_s=WAIT_S)), daemon=True),
+        threading.Thread(target=lambda: (go[1].wait(WAIT_S), later.append(producer.send_async(second))), daemon=True),
+    ]
+
+    def callback(future: object) -> None:
+        go[1].set()
+        threads[1].join(WAIT_S)
+        joined.append(threads[1].is_alive())
+
+    with exiting_with(*threads):
+        go[0].set()
+        assert gate.entered.wait(WAIT_S)
+        [batch] = producer.pipeline._senders["a"]._taken
+        SendFuture(batch.completion, 0).add_done_callback(callback)
+        gate.opened.set()
+        eventually(lambda: joined, "the callback's return", WAIT_S)
+        threads[0].join(WAIT_S)
+        producer.flush(WAIT_S)
+    assert joined == [False]
+    assert later[0].done()
+    assert store.everything()[0] == b"0"
+
+
+def test_a_caller_does_not_wait_for_the_messages_of_other_callers(make: MakeProducer) -> None:
+    """A thread sends to a store that is away, for longer than this test waits. Sends to another store end at once."""
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=1, b=1))
+    to_a, to_b = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
+    b.connects.append(always(b.connects, GONE))
+    go, tried = threading.Event(), threading.Event()
+    first, *others = numbered(*range(5))
+
+    def send() -> None:
+        assert go.wait(WAIT_S)
+        tried.set()
+        producer.send(first, queue=to_b, timeout_s=10 * WAIT_S)
+
+    sender = threading.Thread(target=send, daemon=True)
+    with exiting_with(sender):
+        go.set()
+        assert tried.wait(WAIT_S)
+        eventually(lambda: producer.pipeline._context.threadless._owner == sender.ident, "the thread's turn", WAIT_S)
+        for message in others:
+            assert producer.send(message, queue=to_a).status is SendStatus.SEND_OK
+        assert sender.is_alive()
+        b.connects.clear()
+        sender.join(WAIT_S)
+        assert not sender.is_alive()
+    assert (bodies(a), bodies(b)) == ([b"1", b"2", b"3", b"4"], [b"0"])
+
+
+def test_a_caller_leaves_the_messages_of_other_callers_to_a_thread_that_waits(make: MakeProducer) -> None:
+    """The first caller sends to a. The second caller waits with a message to b, whose store is away. The
+    first caller returns when its own message is stored, and the second caller goes on with its own message."""
+    a, b = FakeStore("storage-a-0", script=[gate := Gate()]), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=1, b=1))
+    to_a, to_b = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
+    b.connects.append(always(b.connects, GONE))
+    go = [threading.Event() for _ in range(2)]
+    first, second = numbered(0, 1)
+    one = threading.Thread(target=lambda: (go[0].wait(WAIT_S), producer.send(first, queue=to_a)), daemon=True)
+    two = threading.Thread(
+        target=lambda: (go[1].wait(WAIT_S), producer.send(second, queue=to_b, timeout_s=10 * WAIT_S)), daemon=True
+    )
+    threadless = producer.pipeline._context.threadless
+    with exiting_with(one, two):
+        go[0].set()
+        assert gate.entered.wait(WAIT_S)
+        go[1].set()
+        eventually(lambda: threadless._waiting, "the second caller's wait", WAIT_S)
+        gate.opened.set()
+        one.join(WAIT_S)
+        assert not one.is_alive()
+        assert two.is_alive()
+        eventually(lambda: threadless._owner == two.ident, "the turn of the second caller", WAIT_S)
+        b.connects.clear()
+        two.join(WAIT_S)
+        assert not two.is_alive()
+    assert (bodies(a), bodies(b)) == ([b"0"], [b"1"])
+
+
+def test_a_thread_that_an_interrupt_ends_leaves_the_turn_to_a_thread_that_waits(make: MakeProducer) -> None:
+    def interrupt(batches: object) -> None:
+        gate(batches)
+        raise SystemExit(3)
+
+    gate = Gate()
+    producer = make(store := FakeStore(script=[interrupt]))
+    go, ended = [threading.Event() for _ in range(2)], []
+    first, second = numbered(0, 1)
+
+    def send() -> None:
+        assert go[0].wait(WAIT_S)
+        try:
+            producer.send_async(first)
+        except SystemExit as error:
+            ended.append(error.code)
+
+    one = threading.Thread(target=send, daemon=True)
+    two = threading.Thread(target=lambda: (go[1].wait(WAIT_S), producer.send(second)), daemon=True)
+    with exiting_with(one, two):
+        go[0].set()
+        assert gate.entered.wait(WAIT_S)
+        go[1].set()
+        eventually(lambda: producer.pipeline._context.threadless._waiting, "the second caller's wait", WAIT_S)
+        gate.opened.set()
+        one.join(WAIT_S)
+        two.join(WAIT_S)
+        producer.flush(WAIT_S)
+    assert ended == [3]
+    assert store.everything() == [b"0", b"1"]
 
 
 # Objects around a producer
