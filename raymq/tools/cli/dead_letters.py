@@ -41,7 +41,7 @@ def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> Com
     """Show dead letters, the oldest first. Example: raymq dlq list billing"""
     letters = admin.dead_letters(group_name).letters(max_messages=limit, replayed=everything)
     found = [_row(letter) for letter in letters]
-    names = ["topic", "message_id", "stored", "attempts", "replayed", "tags", "keys", "body"]
+    names = ["topic", "message_id", "stored", "attempts", "reason", "replayed", "tags", "keys", "body"]
     shown = [{**row, "keys": " ".join(row["keys"]), "body": shown_body(row)} for row in found]
     return CommandResult({"dead_letters": found}, Table(names, [[row[name] for name in names] for row in shown]))
 
@@ -99,7 +99,7 @@ def dlq_replay(
 def _row(letter: Any) -> dict[str, Any]:
     fields = message_dict(letter.message)
     attempts = letter.message.reconsume_times
-    return {**fields, "topic": letter.topic, "attempts": attempts, "replayed": letter.replayed}
+    return {**fields, "topic": letter.topic, "attempts": attempts, "reason": letter.reason, "replayed": letter.replayed}
 
 
 @command(cli, quiet=True)

@@ -16,15 +16,18 @@ class Admin:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
-        self.letters: list[DeadLetter] = []
+        self.kept: list[DeadLetter] = []
         self.failing: set[str] = set()
 
     def dead_letters(self, group: str) -> Admin:
         return self
 
+    def letters(self, **how: Any) -> list[DeadLetter]:
+        return self.kept
+
     def replay(self, **how: Any) -> Any:
         self.asked.append(("replay", how))
-        for letter in self.letters:
+        for letter in self.kept:
             failed = letter.message.message_id in self.failing
             yield Replayed(letter, "the store is full" if failed else "")
             if failed:
@@ -36,7 +39,7 @@ def admin() -> Admin:
     return Admin()
 
 
-def letter(message_id: str) -> DeadLetter:
+def letter(message_id: str, reason: str = "") -> DeadLetter:
     message = MessageExt(
         topic="%DLQ%billing",
         body=b"{}",
@@ -56,20 +59,26 @@ def letter(message_id: str) -> DeadLetter:
         keys=(),
         properties={},
         flag=0,
-        system_properties={"RETRY_TOPIC": "orders"},
+        system_properties={"RETRY_TOPIC": "orders", "DLQ_ORIGIN_ERROR": reason},
     )
     return DeadLetter(message, "orders", False)
 
 
+def test_a_listed_letter_shows_the_reason_of_its_last_failure(run: Any, admin: Admin) -> None:
+    admin.kept = [letter("A", "ValueError: broken.png is not a picture")]
+    [row] = json.loads(run("dlq", "list", "billing", "--json").output)["dead_letters"]
+    assert row["reason"] == "ValueError: broken.png is not a picture"
+
+
 def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:
-    admin.letters = [letter("A"), letter("B")]
+    admin.kept = [letter("A"), letter("B")]
     lines = run("dlq", "replay", "billing", "--rate", "50/s").output.splitlines()
     assert admin.asked == [("replay", {"rate": 50.0, "max_messages": None, "letters": None})]
     assert lines == ["replayed  orders  A", "replayed  orders  B", "2 replayed, 0 failed"]
 
 
 def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, admin: Admin) -> None:
-    admin.letters, admin.failing = [letter("A"), letter("B"), letter("C")], {"B"}
+    admin.kept, admin.failing = [letter("A"), letter("B"), letter("C")], {"B"}
     lines = [json.loads(line) for line in run("dlq", "replay", "billing", "--json", code=1).output.splitlines()]
     assert [line.get("state") for line in lines] == ["replayed", "failed", None]
     assert lines[1]["error"] == "the store is full"
