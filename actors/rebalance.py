@@ -22,7 +22,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -37,7 +37,7 @@ from actors.options import PERSISTENT
 from raymq.common.config.metrics import MetricsSettings
 from raymq.common.errors import RaymqError, TopicNotExistError
 from raymq.common.names import NameServerName, RebalanceName
-from raymq.common.protocol.membership import SESSION_TIMEOUT_S, Heartbeat, HeartbeatAnswer, OtherServer
+from raymq.common.protocol.membership import SESSION_TIMEOUT_S, GroupRefusal, Heartbeat, HeartbeatAnswer, OtherServer
 from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.remoting.route_cache import RouteCache
 
@@ -97,6 +97,11 @@ class Rebalance:
         members.
         """
         return self._server.offsets_reset(group, time.monotonic())
+
+    def conflict(self, group: str, member: str, expressions: Mapping[str, str]) -> GroupRefusal | OtherServer | None:
+        """Return the first difference between the filters of a member, by topic, and the other members' filters. Return
+        None if all filters agree. The answer's size does not depend on the group's size."""
+        return self._server.conflict(group, member, expressions, time.monotonic())
 
     def describe_group(self, group: str) -> dict[str, Any] | OtherServer:
         """Describe one group, for `raymq group describe`; see RebalanceGroup.describe."""

@@ -187,9 +187,20 @@ def _start(
     method."""
     with raymq_errors(f"{actor}.{method}"):
         if who is None:
-            return getattr(handle, method).remote(*args, **kwargs)
+            return _method(handle, actor, method).remote(*args, **kwargs)
         signature, payload = _signed(who, actor, method, args, kwargs)
-        return getattr(handle, identity.SIGNED + method).remote(signature, payload)
+        return _method(handle, actor, identity.SIGNED + method).remote(signature, payload)
+
+
+def _method(handle: Any, actor: str, name: str) -> Any:
+    """Return a method of an actor's handle. Raises ActorMethodMissingError if the actor does not have the method."""
+    try:
+        return getattr(handle, name)
+    except AttributeError:
+        raise ActorMethodMissingError(
+            f"actor {actor!r} has no method {name!r}, because it runs another version of raymq; run the same version "
+            "in all processes of the cluster"
+        ) from None
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
@@ -235,6 +246,13 @@ def _learn(error: SignedTooEarlyError) -> None:
 
 class ActorGoneError(ServiceNotAvailableError):
     """Raised if the actor died permanently. Another actor may take its name."""
+
+
+class ActorMethodMissingError(ServiceNotAvailableError):
+    """Raised if an actor does not have the called method, because it runs another version of raymq. Nothing was
+    called."""
+
+    retryable: ClassVar[bool] = False
 
 
 class ActorNotSetUpError(ActorGoneError):

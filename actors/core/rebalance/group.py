@@ -202,11 +202,18 @@ class RebalanceGroup:
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
         """Return a refusal if a heartbeat's subscription to a topic has another filter than the subscription of another
         member of the group. Return None if all filters agree."""
+        if heartbeat.leaving:
+            return None
         request = MemberRequest(heartbeat.topics, expressions=heartbeat.expressions)
-        for other, member in () if heartbeat.leaving else self._members.items():
-            for topic in () if other == heartbeat.member else sorted(request.topics & member.request.topics):
-                if request.expression(topic) != member.request.expression(topic):
-                    return GroupRefusal(topic, request.expression(topic), other, member.request.expression(topic))
+        return self.conflict(heartbeat.member, {topic: request.expression(topic) for topic in request.topics})
+
+    def conflict(self, name: str, expressions: Mapping[str, str]) -> GroupRefusal | None:
+        """Return the first difference between the filters of the member `name` and the filters of another member.
+        Return None if all filters agree. `expressions`: the filters of `name`, by topic."""
+        for other, member in self._members.items():
+            for topic in () if other == name else sorted(expressions.keys() & member.request.topics):
+                if expressions[topic] != (expression := member.request.expression(topic)):
+                    return GroupRefusal(topic, expressions[topic], other, expression)
         return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:

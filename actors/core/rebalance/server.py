@@ -135,6 +135,21 @@ class RebalanceServer:
         with entry.lock:
             return entry.core.offsets_reset()
 
+    def conflict(
+        self, group: str, member: str, expressions: Mapping[str, str], now_s: float
+    ) -> GroupRefusal | OtherServer | None:
+        """Compare a member's filters with the other members' filters; see RebalanceGroup.conflict. Returns None for an
+        unknown group."""
+        if (other := self.other_server(group, now_s)) is not None:
+            return other
+        with self._lock:
+            entry = self._entries.get(group)
+        if entry is None:
+            return None
+        with entry.lock:
+            entry.core.expire(now_s)
+            return entry.core.conflict(member, expressions)
+
     def describe_group(self, group: str, now_s: float) -> dict[str, Any] | OtherServer:
         """Describe one group; see RebalanceGroup.describe. An unknown group is described as a group without
         members."""

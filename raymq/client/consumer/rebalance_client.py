@@ -284,8 +284,8 @@ class RebalanceClient:
 
     def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
         """Check that the member's subscriptions agree with the other members' subscriptions (see the function
-        `check_expressions`)."""
-        check_expressions(group, member, expressions)
+        `check_expressions`). Makes one call if the names of the Rebalance actors are known."""
+        check_expressions(group, member, expressions, known=self._directory.names)
 
     def wake(self, membership: Membership) -> None:
         """Send the member's next heartbeat at once (see Membership.beat_soon)."""
@@ -490,20 +490,25 @@ def running_servers() -> tuple[str, ...]:
     return tuple(name for name in names if _runs(ActorRef(name)))
 
 
-def call_holder(group: str, method: str, timeout_s: float) -> Any:
-    """Call a method of the Rebalance actor that holds a group. The group is the method's argument. Returns None if no
-    Rebalance actor runs. Safe to repeat. Raises RequestTimeoutError or ServiceNotAvailableError if the actor does not
-    answer."""
+def call_holder(group: str, method: str, timeout_s: float, *arguments: Any, known: Sequence[str] = ()) -> Any:
+    """Call a method of the Rebalance actor that holds a group. The method's first argument is the group; `arguments`
+    are the other arguments. Returns None if no Rebalance actor runs. Safe to repeat.
+
+    `known`: names of the Rebalance actors, if the caller knows them. They save the calls that find the actors. After a
+    failed call, the actors are found again. Raises RequestTimeoutError or ServiceNotAvailableError if the actor does
+    not answer.
+    """
     choice = ServerChoice(group)
 
     def attempt(left_s: float) -> Any:
-        names = running_servers()
+        nonlocal known
+        names, known = known or running_servers(), ()
         for _ in range(TURNS_MAX):
             name = choice.server(names)
             if name is None:
                 return None
             try:
-                answer = ActorRef(name).call(method, group, timeout_s=min(left_s, REBALANCE_CALL_TIMEOUT_S))
+                answer = ActorRef(name).call(method, group, *arguments, timeout_s=min(left_s, REBALANCE_CALL_TIMEOUT_S))
             except RaymqError:
                 choice.failed(names)
                 raise
@@ -519,21 +524,23 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
 
 
 def check_expressions(
-    group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
+    group: str,
+    member: str,
+    expressions: Mapping[str, str],
+    timeout_s: float = CHECK_TIMEOUT_S,
+    *,
+    known: Sequence[str] = (),
 ) -> None:
     """Raise SubscriptionConflictError if a group member other than `member` subscribes to one of these topics with
-    another expression. `expressions`: expressions by topic, in the form for administrators. If no Rebalance actor
-    answers in time, nothing is raised; later heartbeats report the conflict."""
+    another expression. `expressions`: expressions by topic, in the form for administrators. `known`: see `call_holder`.
+    If no Rebalance actor answers in time, nothing is raised; later heartbeats report the conflict."""
     try:
-        described = call_holder(group, "describe_group", timeout_s)
+        conflict = call_holder(group, "conflict", timeout_s, member, expressions, known=known)
     except RaymqError as error:
         logger.info("cannot compare the subscription with the other members of group %s: %s", group, error)
         return
-    for other in described["members"] if described is not None else ():
-        for topic, expression in expressions.items() if other["member"] != member else ():
-            other_expression = other["expressions"].get(topic, expression)
-            if other_expression != expression:
-                raise SubscriptionConflictError(group, topic, expression, other["member"], other_expression)
+    if conflict is not None:
+        raise SubscriptionConflictError(group, *conflict)
 
 
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:

@@ -275,6 +275,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.config": FOR_ANYBODY,
     # Methods for the members of consumer groups
     "Rebalance.heartbeats": Rule(_members),
+    "Rebalance.conflict": Rule(
+        lambda given: [_on_group(given[0], _SUB), *(_on_topic(topic, _SUB) for topic in given[2])]
+    ),
     "Rebalance.describe_group": _group(*_READ),
     "Rebalance.offsets_reset": _group(_SUB, Action.UPDATE),
     # Methods of the actors that host push consumers

@@ -67,6 +67,7 @@ ARGUMENTS: dict[str, Any] = {
     "configs": [named(group="billing")],
     "heartbeat": named(consumers=[named(group="billing")]),
     "heartbeats": [("billing", named(topics=["orders"]))],
+    "expressions": {"orders": "*"},
     "call": named(
         instance=named(name="pull-billing-0"),
         settings=named(group="billing", subscriptions=[named(topic="orders")]),

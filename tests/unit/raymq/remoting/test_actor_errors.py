@@ -35,9 +35,11 @@ from ray.exceptions import (
 from ray.util.annotations import RayDeprecationWarning
 
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.identity import Identity
 from raymq.remoting.actor_ref import (
     REASON_CHARS_MAX,
     ActorGoneError,
+    ActorMethodMissingError,
     ActorNotSetUpError,
     ActorRef,
     HandleRef,
@@ -64,6 +66,7 @@ PASSING: list[RayError] = [
     PendingCallsLimitExceeded("too many calls"),
 ]
 """Errors of Ray after which the actor may still exist."""
+ALICE = Identity("alice", b"k" * 32)
 GONE: list[RayError] = [ActorDiedError(), ActorUnschedulableError("the node of the actor is gone")]
 NOT_SET_UP = RuntimeEnvSetupError("pip failed:\n" + "no such package\n" * 100)
 
@@ -145,6 +148,13 @@ def test_a_call_that_ray_does_not_start_raises_an_error_of_raymq(error: RayError
         with pytest.raises(ServiceNotAvailableError, match=r"^listener\.describe failed") as raised:
             call()
         assert raised.value.__cause__ is error
+
+
+def test_a_method_that_the_actor_lacks_is_named_and_not_tried_again() -> None:
+    for reference in (HandleRef("rebalance-0", object(), None), HandleRef("rebalance-0", object(), ALICE)):
+        with pytest.raises(ActorMethodMissingError, match=r"'rebalance-0' has no method '.*conflict'") as raised:
+            reference.call("conflict", "g")
+        assert not raised.value.retryable
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("late"), RaySystemError("no GCS")], ids=name_of)

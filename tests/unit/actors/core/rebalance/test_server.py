@@ -10,7 +10,14 @@ import pytest
 from actors.core.rebalance import server as module
 from actors.core.rebalance.server import IDLE_GROUP_S, RebalanceServer, TopicQueues
 from raymq.common.message import MessageQueue
-from raymq.common.protocol.membership import GroupAssignment, GroupFailure, GroupHeartbeat, OtherServer, slot_of
+from raymq.common.protocol.membership import (
+    GroupAssignment,
+    GroupFailure,
+    GroupHeartbeat,
+    GroupRefusal,
+    OtherServer,
+    slot_of,
+)
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 SESSION_S = 15.0
@@ -81,6 +88,7 @@ def test_a_server_without_the_slot_names_its_holder(server, lease):
     assert beat(server) == OtherServer("rebalance-1")
     assert server.offsets_reset("billing", 0.0) == OtherServer("rebalance-1")
     assert server.describe_group("billing", 0.0) == OtherServer("rebalance-1")
+    assert server.conflict("billing", "b", {"orders": "paid"}, 0.0) == OtherServer("rebalance-1")
 
 
 def test_an_error_of_one_group_does_not_affect_other_groups(server, monkeypatch):
@@ -154,6 +162,18 @@ def test_a_slot_is_given_up_only_without_members(server):
     assert server.releasable(slot)
     beat(server, "billing")
     assert not server.releasable(slot)
+
+
+def test_a_filter_is_compared_with_the_filters_of_the_other_living_members(server):
+    beat(server, "billing", name="a", topics=("orders", "rain"))
+    assert server.conflict("billing", "b", {"orders": "paid", "snow": "x"}, 0.0) == GroupRefusal(
+        "orders", "paid", "a", "*"
+    )
+    assert server.conflict("billing", "b", {"orders": "*", "snow": "x"}, 0.0) is None
+    assert server.conflict("billing", "a", {"orders": "paid"}, 0.0) is None
+    assert server.conflict("audit", "b", {"orders": "paid"}, 0.0) is None
+    assert server.groups() == ["billing"]  # a comparison creates no group
+    assert server.conflict("billing", "b", {"orders": "paid"}, SESSION_S + 1) is None
 
 
 def test_a_reset_is_known_to_the_group(server):

@@ -23,7 +23,7 @@ from raymq.common.protocol.membership import (
     SteadyHeartbeat,
     slot_of,
 )
-from raymq.remoting.actor_ref import ActorGoneError
+from raymq.remoting.actor_ref import ActorGoneError, ActorMethodMissingError
 from tests.support.clients.fakes import AT_SHUTDOWN, WAIT_S
 from tests.support.history.waiting import eventually
 
@@ -465,6 +465,41 @@ def test_a_conflicting_expression_is_detected_before_joining(cluster, client, mo
     assert "'*'" in str(caught.value)
     monkeypatch.setattr(module, "running_servers", tuple)
     check_expressions("g", "b", {"orders": "*"})  # no Rebalance actor runs, so the expression is not checked
+
+
+def test_each_check_is_one_small_call_if_the_actors_are_known(cluster, client, monkeypatch):
+    cluster.start()
+    source = Source("a")
+    client.join("g", source)
+    source.holds(QUEUE)
+    lookups = []
+    monkeypatch.setattr(module, "running_servers", lambda: lookups.append("lookup") or tuple(NAMES))
+    answers = []
+    conflict = RebalanceServer.conflict
+    monkeypatch.setattr(
+        RebalanceServer, "conflict", lambda *arguments: answers.append(conflict(*arguments)) or answers[-1]
+    )
+    for number in range(20):
+        client.check("g", "a", {f"topic-{number}": "*"})
+    assert [call for call in cluster.calls if not call.endswith(".heartbeats")] == [f"{HOME}.conflict"] * 20
+    assert lookups == []
+    assert answers == [None] * 20  # the answer does not contain the group's members and queues
+
+
+def test_a_check_finds_the_actors_again_after_a_known_actor_has_ended(cluster, client):
+    cluster.start()
+    source = Source("a")
+    client.join("g", source)
+    source.holds(QUEUE)
+    with pytest.raises(SubscriptionConflictError):
+        check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known=["rebalance-3"])
+
+
+def test_a_check_passes_at_once_if_the_actor_lacks_the_method(cluster):
+    cluster.start()
+    cluster.failures = [ActorMethodMissingError("the actor runs another version of raymq")]
+    check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known=NAMES)
+    assert cluster.calls == [f"{HOME}.conflict"]
 
 
 @pytest.mark.parametrize("error", [AT_SHUTDOWN, "can't start new thread"])

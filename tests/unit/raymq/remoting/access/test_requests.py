@@ -76,6 +76,7 @@ def named(**values: object) -> SimpleNamespace:
         ("Broker.ask_client", ("c", named(group="g", kind="consume")), ["Update on Group:g"]),
         ("Broker.heartbeat", (named(consumers=[named(group="g")]),), ["Sub on Group:g"]),
         ("Rebalance.heartbeats", ([("g", named(topics=["a"])), ("g", named())],), ["Sub on Group:g", "Sub on Topic:a"]),
+        ("Rebalance.conflict", ("g", "m", {"a": "*"}), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Pull.report", ("pull-my-group-0", "life", 1, []), ["Sub on Group:my-group"]),
         (
             "Pull.host",
