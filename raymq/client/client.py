@@ -277,6 +277,8 @@ class Client(Closing):
         self._lock = threading.Lock()
         self._open: dict[int, Any] = {}
         self._requests: ClientRequests | None = None
+        self._admin: Admin | None = None
+        """The object that the property `admin` returns. None before its first use."""
         self._closed = False
         self._identity: Identity | None = None
         self._trace: TraceDispatcher | None = None
@@ -318,13 +320,16 @@ class Client(Closing):
 
     @property
     def admin(self) -> Admin:
-        """The administration of topics, messages, groups, stores and NameServers."""
+        """The administration of topics, messages, groups, stores and NameServers. The object is always the same, so
+        that calls one after another share its list of broker groups."""
         from raymq.client.admin.admin import Admin
         from raymq.client.admin.namespaced import NamespacedCalls
 
         self._check_open()
-        admin = Admin(self.routes, self.storages)
-        return cast("Admin", NamespacedCalls(admin, self.names)) if self.names else admin
+        if self._admin is None:
+            admin = Admin(self.routes, self.storages)
+            self._admin = cast("Admin", NamespacedCalls(admin, self.names)) if self.names else admin
+        return self._admin
 
     def producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer. `settings` are the fields of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`,

@@ -7,7 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import ray
 
+from raymq.client import client as client_module
 from raymq.client.admin import base as admin_base, topics as module
 from raymq.client.admin.admin import Admin
 from raymq.common.errors import (
@@ -17,6 +19,7 @@ from raymq.common.errors import (
     TopicExistsError,
     TopicNotExistError,
 )
+from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.route import NewTopic
 from tests.support.clients.fakes import topic_route
@@ -44,6 +47,7 @@ class Cluster:
         monkeypatch.setattr(admin_base, "broker_client", self.actor)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+        self.routes = routes
         self.admin = Admin(routes, SimpleNamespace())  # type: ignore[arg-type]  # fakes
 
     def all_brokers(self) -> dict[str, None]:
@@ -108,6 +112,22 @@ def test_the_brokers_are_looked_up_again_after_a_while(cluster):
     cluster.now_s += module.BROKERS_KEPT_S
     cluster.admin.create_topic("z", 3)
     assert cluster.created[-1] == ("c", [NewTopic("z", 1, "a:1;b:1;c:1")])
+
+
+@pytest.mark.parametrize("names", [NO_NAMESPACE, Namespace("team")])
+def test_topics_that_a_client_creates_one_by_one_need_one_list_of_the_brokers(cluster, monkeypatch, names):
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node-1"))
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(client_module, "running_nameservers", list)
+    client = client_module.Client(lambda: None, names)
+    try:
+        client.routes = cluster.routes
+        for number in range(20):
+            client.admin.create_topic(f"t{number}", 1)
+        assert [topics[0].topic for _, topics in cluster.created] == [names.wrap(f"t{n}") for n in range(20)]
+        assert cluster.listed == 1
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize(
