@@ -65,6 +65,8 @@ it joins its group."""
 SILENCE_S: Final = 5.0
 """Time in s without an answer from a Rebalance actor after which a group member gets an error."""
 IDLE_LINK_S: Final = 10.0
+NO_ACTORS: Final[Mapping[str, ActorRef]] = {}
+"""The value of an argument for known actors if the caller knows none."""
 
 logger = logging.getLogger(__name__)
 
@@ -266,6 +268,8 @@ class RebalanceClient:
 
     def __init__(self, routes: RouteCache) -> None:
         self._directory = RebalanceDirectory(routes)
+        self._actors: dict[str, ActorRef] = {}
+        """References to the Rebalance actors, by name, for the checks of subscriptions."""
         self._lock = threading.Lock()
         """Lock that guards the attributes below it in the constructor, and the members' `due_s` and `wanted`."""
         self._members: dict[Membership, _Link] = {}
@@ -285,7 +289,8 @@ class RebalanceClient:
     def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
         """Check that the member's subscriptions agree with the other members' subscriptions (see the function
         `check_expressions`). Makes one call if the names of the Rebalance actors are known."""
-        check_expressions(group, member, expressions, known=self._directory.names)
+        known = {name: self._actors.setdefault(name, ActorRef(name)) for name in self._directory.names}
+        check_expressions(group, member, expressions, known=known)
 
     def wake(self, membership: Membership) -> None:
         """Send the member's next heartbeat at once (see Membership.beat_soon)."""
@@ -490,11 +495,13 @@ def running_servers() -> tuple[str, ...]:
     return tuple(name for name in names if _runs(ActorRef(name)))
 
 
-def call_holder(group: str, method: str, timeout_s: float, *arguments: Any, known: Sequence[str] = ()) -> Any:
+def call_holder(
+    group: str, method: str, timeout_s: float, *arguments: Any, known: Mapping[str, ActorRef] = NO_ACTORS
+) -> Any:
     """Call a method of the Rebalance actor that holds a group. The method's first argument is the group; `arguments`
     are the other arguments. Returns None if no Rebalance actor runs. Safe to repeat.
 
-    `known`: names of the Rebalance actors, if the caller knows them. They save the calls that find the actors. After a
+    `known`: the Rebalance actors by name, if the caller knows them. They save the calls that find the actors. After a
     failed call, the actors are found again. Raises RequestTimeoutError or ServiceNotAvailableError if the actor does
     not answer.
     """
@@ -502,13 +509,15 @@ def call_holder(group: str, method: str, timeout_s: float, *arguments: Any, know
 
     def attempt(left_s: float) -> Any:
         nonlocal known
-        names, known = known or running_servers(), ()
+        actors, known = known, NO_ACTORS
+        names = tuple(actors) or running_servers()
         for _ in range(TURNS_MAX):
             name = choice.server(names)
             if name is None:
                 return None
             try:
-                answer = ActorRef(name).call(method, group, *arguments, timeout_s=min(left_s, REBALANCE_CALL_TIMEOUT_S))
+                actor = actors.get(name) or ActorRef(name)
+                answer = actor.call(method, group, *arguments, timeout_s=min(left_s, REBALANCE_CALL_TIMEOUT_S))
             except RaymqError:
                 choice.failed(names)
                 raise
@@ -529,7 +538,7 @@ def check_expressions(
     expressions: Mapping[str, str],
     timeout_s: float = CHECK_TIMEOUT_S,
     *,
-    known: Sequence[str] = (),
+    known: Mapping[str, ActorRef] = NO_ACTORS,
 ) -> None:
     """Raise SubscriptionConflictError if a group member other than `member` subscribes to one of these topics with
     another expression. `expressions`: expressions by topic, in the form for administrators. `known`: see `call_holder`.

@@ -14,12 +14,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from raymq.client.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
 from raymq.client.consumer.rebalance_client import Membership, RebalanceClient
 from raymq.common.errors import RaymqError, SubscriptionConflictError
-from raymq.common.protocol.membership import ALL_MESSAGES, Allocation, GroupAssignment, GroupHeartbeat
+from raymq.common.protocol.membership import (
+    ALL_MESSAGES,
+    MEMBER_HEARTBEAT_INTERVAL_S,
+    Allocation,
+    GroupAssignment,
+    GroupHeartbeat,
+)
+
+ALONE_S: Final = 2 * MEMBER_HEARTBEAT_INTERVAL_S
+"""Seconds after the start of a heartbeat for which its answer shows that the group has no other member."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +63,20 @@ class GroupMember:
         """The consumer's membership; None before the consumer joins its group."""
         self._failure: RaymqError | None = None
         """The error of the member's last heartbeat; None if that heartbeat succeeded."""
+        self._alone_until_s = 0.0
+        """Time of `time.monotonic` until which the group is known to have no other member."""
         self.refusal: SubscriptionConflictError | None = None
         """The error with which the group refuses this member; None if the group accepts the member."""
 
     def check(self, expressions: Mapping[str, str]) -> None:
         """Check this member's subscriptions with the group, in a blocking call. Raises SubscriptionConflictError if
-        other members have a different expression for one of the topics."""
-        self._rebalance.check(self._group, self._name, expressions)
+        other members have a different expression for one of the topics.
+
+        Makes no call if the answer to a recent heartbeat states that the group has no other member. If a member has
+        joined since, the next heartbeat reports a conflict (`raise_refusal`).
+        """
+        if time.monotonic() >= self._alone_until_s:
+            self._rebalance.check(self._group, self._name, expressions)
 
     def join(self) -> None:
         """Join the group: start to send heartbeats. Raises the errors of RebalanceClient.join."""
@@ -137,6 +153,7 @@ class GroupMember:
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
         """Apply the group's answer to a heartbeat. The answer renews the lease on the queues."""
         self.refusal = None
+        self._alone_until_s = sent_s + ALONE_S if assignment.members == 1 else 0.0
         with self._lock:
             known_version = self._core.offsets_version
             self._core.assignment_received(assignment, sent_s)
@@ -156,7 +173,7 @@ class GroupMember:
         the conflicting members have left. While the lease lasts, the member uses the queues that it holds."""
         if self.refusal is None:
             logger.warning("the group refuses member %s: %s", self._name, error)
-        self.refusal = error
+        self.refusal, self._alone_until_s = error, 0.0
         self.fence()
         self._on_assigned()
 

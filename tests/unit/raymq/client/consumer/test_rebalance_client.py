@@ -492,13 +492,13 @@ def test_a_check_finds_the_actors_again_after_a_known_actor_has_ended(cluster, c
     client.join("g", source)
     source.holds(QUEUE)
     with pytest.raises(SubscriptionConflictError):
-        check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known=["rebalance-3"])
+        check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known={"rebalance-3": cluster.ref("rebalance-3")})
 
 
 def test_a_check_passes_at_once_if_the_actor_lacks_the_method(cluster):
     cluster.start()
     cluster.failures = [ActorMethodMissingError("the actor runs another version of raymq")]
-    check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known=NAMES)
+    check_expressions("g", "b", {"orders": "paid"}, WAIT_S, known={name: cluster.ref(name) for name in NAMES})
     assert cluster.calls == [f"{HOME}.conflict"]
 
 

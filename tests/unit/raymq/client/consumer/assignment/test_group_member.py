@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from raymq.client.consumer.assignment import group_member as module
 from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
@@ -32,12 +33,24 @@ class Group:
         self.queues: set[MessageQueue] = set()
         self.version = 1
         self.fails = False
+        self.members = 1
 
     def heartbeat(self, heartbeat) -> GroupAssignment:
         self.heard.append(heartbeat)
         if self.fails:
             raise RequestTimeoutError("rebalance-billing", 5.0)
-        return GroupAssignment(9, frozenset(self.queues), 1, self.version)
+        return GroupAssignment(9, frozenset(self.queues), self.members, self.version)
+
+
+class CheckingClient(QuickClient):
+    """A QuickClient that records the checks of subscriptions."""
+
+    def __init__(self, answer) -> None:
+        super().__init__(answer)
+        self.checked = []
+
+    def check(self, group, member, expressions) -> None:
+        self.checked.append(expressions)
 
 
 class Scene:
@@ -48,10 +61,11 @@ class Scene:
         self.core.poll_begins(0.0)  # record that the program has begun a poll
         self.group = Group()
         self.on_assigned, self.on_reset = Mock(), Mock()
+        self.client = CheckingClient(self.group.heartbeat)
         self.member = GroupMember(
             self.core,
             self.lock,
-            QuickClient(self.group.heartbeat),
+            self.client,
             group="billing",
             name="billing-0",
             node_id="node-1",
@@ -137,3 +151,25 @@ def test_at_its_end_it_leaves_and_holds_nothing(scene):
     scene.joined = False
     last = scene.group.heard[-1]
     assert (last.leaving, last.holding, scene.holding()) == (True, frozenset(), frozenset())
+
+
+def test_only_a_member_that_may_have_company_compares_its_subscriptions_with_the_group(scene, monkeypatch):
+    def check(topic: str) -> bool:
+        """Check a subscription. Returns True if the check made a call."""
+        scene.client.checked.clear()
+        scene.member.check({topic: "*"})
+        return scene.client.checked == [{topic: "*"}]
+
+    assert check("orders")  # the member has not joined, so it does not know if the group has other members
+    scene.join()
+    # A heartbeat may be slow on a loaded machine. So the time for which its answer is valid is long in this test.
+    monkeypatch.setattr(module, "ALONE_S", 3600.0)
+    scene.beats()
+    assert [check(f"topic-{number}") for number in range(20)] == [False] * 20
+    scene.group.members = 2
+    scene.beats()
+    assert check("rain")
+    scene.group.members = 1
+    monkeypatch.setattr(module, "ALONE_S", 0.0)
+    scene.beats()
+    assert check("snow")  # the answer is too old
