@@ -90,21 +90,17 @@ def test_others_messages_reach_every_kind_of_consumer(mq: raymq.Client, topic: s
     assert received == expected
     eventually(lambda: len(dead(mq, "hostile-simple")) == lies, "the dead letters of the simple consumer")
 
-    kinds: dict[str, dict[str, Any]] = {
-        "hostile-push": {},
-        "hostile-lists": {"consume_message_batch_max_size": 8},
-        "hostile-order": {"orderly": True},
-    }
+    kinds: dict[str, dict[str, Any]] = {"hostile-push": {}, "hostile-lists": {}, "hostile-order": {"orderly": True}}
     for group, options in kinds.items():
         journal = ListenerNotes(tmp_path / group)
-        batch = "consume_message_batch_max_size" in options
+        batch = group == "hostile-lists"
 
         def listen(messages: Any, journal: ListenerNotes = journal, batch: bool = batch) -> None:
             for message in messages if batch else [messages]:
                 journal.write(message.body.decode())
 
         consumer = mq.push_consumer(group, consume_from=FIRST, **options).subscribe(topic)
-        with (consumer.on_messages(listen) if batch else consumer.on_message(listen)).start():
+        with (consumer.on_messages(listen, batch_max=8) if batch else consumer.on_message(listen)).start():
             eventually(lambda group=group: len(dead(mq, group)) == lies, f"the dead letters of {group}")
             eventually(lambda journal=journal: len(journal.lines()) == HONEST, f"the messages of {group}")
         lines = [int(line) for line in journal.lines()]
