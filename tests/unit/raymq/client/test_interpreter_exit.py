@@ -88,10 +88,13 @@ def numbered(*numbers: int) -> list[Message]:
     return [Message("orders", str(number).encode()) for number in numbers]
 
 
-def always(steps: list[Any], error: Exception) -> Callable[..., Exception]:
-    """Return a step of a FakeStore's script, which follows itself and fails each time with `error`."""
+def always(steps: list[Any], error: Exception, until: threading.Event | None = None) -> Callable[..., Exception | None]:
+    """Return a step of a FakeStore's script, which follows itself and fails each time with `error`. After `until` is
+    set, the step succeeds. A test may set the event while another thread makes the step."""
 
-    def step(*batches: object) -> Exception:
+    def step(*batches: object) -> Exception | None:
+        if until is not None and until.is_set():
+            return None
         steps.append(step)
         return error
 
@@ -321,7 +324,7 @@ def test_a_caller_does_not_wait_for_the_messages_of_other_callers(make: MakeProd
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1))
     to_a, to_b = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
-    b.connects.append(always(b.connects, GONE))
+    b.connects.append(always(b.connects, GONE, until=(back := threading.Event())))
     go, tried = threading.Event(), threading.Event()
     first, *others = numbered(*range(5))
 
@@ -338,7 +341,7 @@ def test_a_caller_does_not_wait_for_the_messages_of_other_callers(make: MakeProd
         for message in others:
             assert producer.send(message, queue=to_a).status is SendStatus.SEND_OK
         assert sender.is_alive()
-        b.connects.clear()
+        back.set()
         sender.join(WAIT_S)
         assert not sender.is_alive()
     assert (bodies(a), bodies(b)) == ([b"1", b"2", b"3", b"4"], [b"0"])
@@ -350,7 +353,7 @@ def test_a_caller_leaves_the_messages_of_other_callers_to_a_thread_that_waits(ma
     a, b = FakeStore("storage-a-0", script=[gate := Gate()]), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1))
     to_a, to_b = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
-    b.connects.append(always(b.connects, GONE))
+    b.connects.append(always(b.connects, GONE, until=(back := threading.Event())))
     go = [threading.Event() for _ in range(2)]
     first, second = numbered(0, 1)
     one = threading.Thread(target=lambda: (go[0].wait(WAIT_S), producer.send(first, queue=to_a)), daemon=True)
@@ -368,7 +371,7 @@ def test_a_caller_leaves_the_messages_of_other_callers_to_a_thread_that_waits(ma
         assert not one.is_alive()
         assert two.is_alive()
         eventually(lambda: threadless._owner == two.ident, "the turn of the second caller", WAIT_S)
-        b.connects.clear()
+        back.set()
         two.join(WAIT_S)
         assert not two.is_alive()
     assert (bodies(a), bodies(b)) == ([b"0"], [b"1"])
