@@ -62,9 +62,9 @@ class TimedHistory(History):
         self.last_s = time.monotonic()
         self.longest_gap_s, self.longest_gap_from_s = 0.0, self.last_s
 
-    def add(self, operation: Operation) -> None:
-        super().add(operation)
-        if operation.outcome is Outcome.OK:
+    def add(self, entry: Operation) -> None:
+        super().add(entry)
+        if entry.outcome is Outcome.OK:
             now_s, self.acknowledged = time.monotonic(), self.acknowledged + 1
             if now_s - self.last_s > self.longest_gap_s:
                 self.longest_gap_s, self.longest_gap_from_s = now_s - self.last_s, self.last_s

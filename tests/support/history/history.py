@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from raymq.common.message import MessageQueue
+
+Entry = TypeVar("Entry")
 
 
 class Outcome(Enum):
@@ -50,24 +53,32 @@ class Operation:
     error: str = ""
 
 
-class History:
-    """A list of send operations, in the order in which the sends ended. Thread-safe."""
+class Recording(Generic[Entry]):
+    """A list of what a chaos test records, in the order in which the entries were added. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._operations: list[Operation] = []
+        self._entries: list[Entry] = []
 
-    def add(self, operation: Operation) -> None:
+    def add(self, entry: Entry) -> None:
         with self._lock:
-            self._operations.append(operation)
+            self._entries.append(entry)
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        with self._lock:
+            self._entries.extend(entries)
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._operations)
+            return len(self._entries)
 
-    def __iter__(self) -> Iterator[Operation]:
+    def __iter__(self) -> Iterator[Entry]:
         with self._lock:
-            return iter(list(self._operations))
+            return iter(list(self._entries))
+
+
+class History(Recording[Operation]):
+    """The send operations of a workload, in the order in which the sends ended."""
 
 
 class HistoryFile:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 import raymq
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageQueue
+from tests.support.history.history import Recording
 
 WATCH_S = 0.1
 STOP_TIMEOUT_S = 120.0
@@ -43,24 +43,8 @@ class Observation:
     actor: str = ""
 
 
-class Observations:
-    """A list of observations, in the order in which the observations were added. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._added: list[Observation] = []
-
-    def add(self, *observations: Observation) -> None:
-        with self._lock:
-            self._added += observations
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._added)
-
-    def __iter__(self) -> Iterator[Observation]:
-        with self._lock:
-            return iter(list(self._added))
+class Observations(Recording[Observation]):
+    """The observations of all clients of a chaos test."""
 
 
 class TailWatcher:
@@ -110,6 +94,6 @@ class TailWatcher:
 
     def _add(self, seen: Seen, begin_s: float, offsets: dict[MessageQueue, int], actor: str = "") -> None:
         end_s = time.monotonic()
-        self._observations.add(
-            *(Observation(seen, begin_s, end_s, queue, offset, actor=actor) for queue, offset in offsets.items())
+        self._observations.extend(
+            Observation(seen, begin_s, end_s, queue, offset, actor=actor) for queue, offset in offsets.items()
         )

@@ -78,9 +78,7 @@ class Watcher:
         self.seen.update((message.queue, message.queue_offset, message.body) for message in messages)
         if self._observations is not None:
             end_s = time.monotonic()
-            self._observations.add(
-                *(
-                    Observation(Seen.READ, begin_s, end_s, one.queue, one.queue_offset, one.body, self._group)
-                    for one in messages
-                )
+            self._observations.extend(
+                Observation(Seen.READ, begin_s, end_s, one.queue, one.queue_offset, one.body, self._group)
+                for one in messages
             )
