@@ -479,8 +479,9 @@ class Storage:
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Let this actor's replica execute `order`, an order of the Controller, and store `newest`, the Controller's
-        newest sync-state set. Returns the replica's state report. `Replica.obey` describes the details."""
+        """Let this actor's replica store `newest`, the Controller's newest sync-state set. Then let the replica execute
+        `order`, the Controller's order. An argument may be None. Returns the replica's state report. See `Replica.obey`
+        for outdated orders."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")
