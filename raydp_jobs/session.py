@@ -319,7 +319,10 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
     def give_up() -> None:
         late.set()
         root.addHandler(handler)
-        _kill(name)
+        try:
+            _kill(name)
+        except Exception as error:  # Catch every error: unless the JVM is killed, the session's start waits forever.
+            logging.getLogger(__name__).info("killing RayDP's master %s failed: %s", name, error)
         gateway = SparkContext._gateway
         if gateway is not None:
             gateway.proc.kill()

@@ -204,7 +204,7 @@ def _check_of(name: str, kind: str, bounds: NumberRange | None, *, is_mapping: b
 def _whole(name: str, value: object, bounds: NumberRange) -> int:
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(value)}")
+            raise InvalidArgumentError(f"{name} must be a whole number{_told(bounds)}, not {shown(value)}")
         value = int(value)
     if not bounds.has(value):
         hint = f" ({SECONDS_HINT})" if bounds == POINT_IN_TIME_MS and 0 < value < bounds.low else ""
@@ -215,7 +215,7 @@ def _whole(name: str, value: object, bounds: NumberRange) -> int:
 def _real(name: str, value: object, bounds: NumberRange) -> float:
     if type(value) is not float and type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise InvalidArgumentError(f"{name} must be a number, {bounds}, not {shown(value)}")
+            raise InvalidArgumentError(f"{name} must be a number{_told(bounds)}, not {shown(value)}")
         try:
             value = float(value)
         except OverflowError:  # `value` is a number, such as a Fraction, that is too large for a float
@@ -225,5 +225,12 @@ def _real(name: str, value: object, bounds: NumberRange) -> float:
     return value
 
 
+def _told(bounds: NumberRange) -> str:
+    """Return the bounds as part of an error about a value that is no number; empty if 64 bits are the only bound."""
+    return "" if bounds == ANY_NUMBER else f", {bounds}"
+
+
 def _shown_bound(bound: float) -> str:
+    if abs(bound) == NUMBER_MAX:
+        return "2^63 - 1" if bound > 0 else "-(2^63 - 1)"
     return f"{bound:g}" if bound != int(bound) else str(int(bound))

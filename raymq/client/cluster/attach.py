@@ -20,6 +20,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from ray._common.utils import get_ray_address_file
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import AuthenticationError, RayError
 
-from raymq.common.errors import ClusterNotFoundError
+from raymq.common.errors import ClientStateError, ClusterNotFoundError, ConfigError
 from raymq.common.names import NAMESPACE
 
 RAY_STOP_TIMEOUT_S: Final = 30.0
@@ -65,18 +66,26 @@ def run_directory() -> Path:
 def write_head(pid: int, address: str) -> RayHead:
     """Write the file that describes a Ray head that was just started."""
     head = RayHead(pid, psutil.Process(pid).create_time(), address)
-    _file().write_text(json.dumps(asdict(head)))
+    temporary = _file().with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(head)))
+    temporary.replace(_file())
     return head
 
 
 def read_head() -> RayHead | None:
     """Read the file that describes the Ray head. Returns None if the file does not exist, or if the head no longer
-    runs."""
+    runs. Raises ConfigError if the file is damaged: the caller would otherwise take a running head for ended."""
     try:
-        head = RayHead(**json.loads(_file().read_text()))
+        head = RayHead(**json.loads(_file().read_bytes()))
+        family = _family(head)
     except FileNotFoundError:
         return None
-    return head if _family(head) else None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the file {_file()} is damaged and does not describe a Ray head ({error}): delete the file, and end the "
+            "Ray head with `ray stop` if it still runs"
+        ) from error
+    return head if family else None
 
 
 def _file() -> Path:
@@ -111,9 +120,11 @@ def attach_ray(address: str | None) -> bool:
     """Connect this process to Ray, unless it is connected already. Returns True if this call connected the process.
 
     `address`: host:port of the GCS. Raises ClusterNotFoundError if nothing answers at the address, or if the cluster
-    requires a token that this user does not have.
+    requires a token that this user does not have. Raises ClientStateError if this process is connected to a Ray cluster
+    at another address.
     """
     if ray.is_initialized():
+        _refuse_other_cluster(address)
         return False
     found = address or find_address()
     if found is None:
@@ -194,6 +205,35 @@ def latest_started() -> str | None:
 def latest_started_file() -> Path:
     """Return the path of the file in which Ray stores the address of the cluster that was started last."""
     return Path(get_ray_address_file(None))
+
+
+def _refuse_other_cluster(address: str | None) -> None:
+    """Raise ClientStateError if this process is connected to a Ray cluster at another address than `address`."""
+    connected = ray.get_runtime_context().gcs_address
+    if address in (None, "auto") or _is_same_place(address, connected):
+        return
+    raise ClientStateError(
+        f"this process is connected to the Ray cluster at {connected}, and cannot connect to {address} as well: leave "
+        "the address out, or call ray.shutdown() first"
+    )
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """Return True if two addresses host:port can name the same port of the same machine. A loopback address can name
+    any machine, because Ray itself replaces it by the machine's address."""
+    (one_host, _, one_port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    if one_port != other_port:
+        return False
+    places, other_places = _places_of(one_host), _places_of(other_host)
+    return any(ip_address(place).is_loopback for place in places | other_places) or bool(places & other_places)
+
+
+def _places_of(host: str) -> set[str]:
+    """Return the IP addresses of a host name; empty if the name is unknown."""
+    try:
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return set()
 
 
 def _why_silent(address: str) -> str:

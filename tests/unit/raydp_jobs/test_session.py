@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from py4j.protocol import Py4JError, Py4JNetworkError
+from ray.exceptions import RaySystemError
 
 from raydp_jobs import START_TIMEOUT_VARIABLE, session as sessions
 from raydp_jobs.session import spark_configs, spark_session
@@ -159,6 +160,25 @@ def test_a_late_start_is_one_error_without_the_tracebacks_of_py4j(
     assert len(traceback.format_exception(caught.value)) < 20
     assert "Py4JError" not in "".join(traceback.format_exception(caught.value))
     assert [(list(logger.filters), list(logger.handlers)) for logger in loggers] == before
+
+
+def test_a_late_start_kills_the_jvm_although_ray_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+
+    def fail(name: str) -> None:
+        raise RaySystemError("the GCS is gone")
+
+    monkeypatch.setattr(sessions, "_kill", fail)
+    monkeypatch.setattr(sessions, "_logs", lambda: "the logs")
+    gateway = SimpleNamespace(proc=SimpleNamespace(kill=killed.set))
+    monkeypatch.setattr(sessions.SparkContext, "_gateway", gateway)
+
+    def fail_after_the_deadline() -> None:
+        assert killed.wait(WAIT_S)
+        raise Py4JError("the answer from Java is empty")
+
+    with pytest.raises(RequestTimeoutError), sessions._deadline("late", 0.01):
+        fail_after_the_deadline()
 
 
 def test_an_error_of_a_start_in_time_is_not_hidden(caplog: pytest.LogCaptureFixture) -> None:

@@ -463,7 +463,8 @@ def test_an_absurd_number_is_refused_before_anything_is_done(door: PublicNumber,
         assert door.argument in str(caught.value), (value, caught.value)
         assert len(str(caught.value)) < 1000
         if error is InvalidArgumentError and "timestamp" not in door.argument:
-            assert str(bounds) in str(caught.value), (value, caught.value)
+            # An error about a value that is no number does not name the bounds of 64 bits.
+            assert bounds == NumberRange() or str(bounds) in str(caught.value), (value, caught.value)
 
 
 VALUES: Mapping[str, Mapping[str, Any]] = {

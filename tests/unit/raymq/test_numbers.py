@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import time
 from fractions import Fraction
 from typing import Any
@@ -42,6 +43,20 @@ from tests.support.clients.producers import producers_of_fakes
 DIGITS = 10**5000
 """A number with so many digits that Python refuses to convert it to text, even for the id of a test."""
 MANY_DIGITS = pytest.param(DIGITS, id="digits")
+
+
+def test_an_error_shows_no_number_of_nineteen_digits() -> None:
+    @checked
+    def create(queues: int) -> None: ...
+
+    for value, text in (
+        ("4", "queues must be a whole number, not '4'"),
+        (2**63, "queues must be -(2^63 - 1) to 2^63 - 1"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
+            create(value)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=re.escape("offset must be a whole number, 0 to 2^63 - 1, not '4'")):
+        whole_number("offset", "4", 0, NUMBER_MAX)
 
 
 def test_numbers_of_numpy_become_plain_numbers() -> None:

@@ -1,15 +1,17 @@
-"""Tests of connecting a process to Ray: what the process tells Ray about its command line, and
-which part of the program has connected it."""
+"""Tests of connecting a process to Ray: what the process tells Ray about its command line, which part of the program
+has connected it and to which cluster, and a damaged description of the Ray head."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from raymq.client.cluster import attach
+from raymq.common.errors import ClientStateError, ConfigError
 
 PROGRAM = """
 import ray
@@ -50,3 +52,37 @@ def test_a_connection_of_the_program_itself_is_not_taken_for_one_of_raymq(monkey
     assert not attach.connected_by_raymq()
     connected[:] = ["two"]
     assert not attach.connected_by_raymq()
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be connected to a Ray cluster at 10.0.0.1:6379."""
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
+    fake = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setattr(attach, "ray", fake)
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("address", [None, "auto", "10.0.0.1:6379", "127.0.0.1:6379", "localhost:6379", "[::1]:6379"])
+def test_a_connected_process_may_name_its_own_cluster(address: str | None) -> None:
+    assert not attach.attach_ray(address)
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "10.0.0.2:6379", "10.0.0.1", "", "ray://10.0.0.1:6379"])
+def test_a_connected_process_cannot_connect_to_another_cluster(address: str) -> None:
+    with pytest.raises(ClientStateError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379"):
+        attach.attach_ray(address)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"pid": 1}', "\x00" * 40, '{"pid": "x", "create_time": 1, "address": ""}']
+)
+def test_a_damaged_description_of_the_ray_head_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.setattr(attach, "run_directory", lambda: tmp_path)
+    (tmp_path / "ray-head.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"ray-head\.json is damaged .* delete the file"):
+        attach.read_head()
+    assert (tmp_path / "ray-head.json").read_text() == text, "nothing is deleted"
