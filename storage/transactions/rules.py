@@ -46,8 +46,9 @@ class CheckDecision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NamedHalf:
-    """The half message that an EndTransaction request names, as stored in the log."""
+    """The half message at the physical offset that an EndTransaction request names, as stored in the log."""
 
+    transaction_id: str
     producer_group: str
     queue_offset: int
     physical_offset: int
@@ -70,9 +71,18 @@ def wanted_outcome(commit_or_rollback: int) -> Outcome:
 def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
     """Check that an EndTransaction request may end the half message `named`, in RocketMQ's order of checks (spec §1.3).
     Raises TransactionTooLateError if the producer can end the transaction only in answer to a check. Raises
-    TransactionError if the request does not match a half message."""
+    TransactionError if the request does not match a half message.
+
+    A failover can remove a half message that was not acknowledged, and the new master can store another half message at
+    the same offsets. So the transaction id must match, too. RocketMQ compares only the group and the offsets.
+    """
     if named is None:
         raise TransactionError(f"physical offset {end.physical_offset} has no half message of a transaction")
+    if end.transaction_id != named.transaction_id:
+        raise TransactionError(
+            f"physical offset {end.physical_offset} has the half message of transaction {named.transaction_id}, not of "
+            f"transaction {end.transaction_id}; a check will decide transaction {end.transaction_id} if it still exists"
+        )
     if not end.from_transaction_check and named.immunity is not None:
         limit_ms = max((parse_number(named.immunity) or 0) * 1000, rules.time_out_ms)
         if now_ms - named.born_ms > limit_ms:

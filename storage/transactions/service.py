@@ -209,8 +209,8 @@ class TransactionService:
         latencies.setdefault(topic, Histogram("raymq_finish_message_latency_milliseconds")).add(latency_ms)
 
     def _end(self, end: EndTransactionRequest, wanted: Outcome, require_topic: Callable[[str], None]) -> EndResult:
-        key, named = self._named(end)
-        check_end(end, named, self._appender.read_clock(), self._rules)
+        check_end(end, self._named(end), self._appender.read_clock(), self._rules)
+        key = end.transaction_id
         half = self._halves.open.get(key)
         if half is None:
             return _end_result(check_repeat(key, wanted, self._halves.ended(key)), duplicate=True)
@@ -230,16 +230,16 @@ class TransactionService:
         assert ended is not None
         return _end_result(ended, duplicate=False)
 
-    def _named(self, end: EndTransactionRequest) -> tuple[str, NamedHalf | None]:
-        """Return the id of the transaction that an EndTransaction request names, and the half message at the requested
-        offset. The half message is None if the log has none at this offset."""
+    def _named(self, end: EndTransactionRequest) -> NamedHalf | None:
+        """Return the half message at the physical offset that an EndTransaction request names. Return None if the log
+        has none at this offset."""
         half = self._halves.open.get(end.transaction_id)
         if half is not None and half.physical_offset == end.physical_offset:
             place = half.queue_offset, half.physical_offset
-            return end.transaction_id, NamedHalf(half.producer_group, *place, half.born_ms, half.immunity)
+            return NamedHalf(half.transaction_id, half.producer_group, *place, half.born_ms, half.immunity)
         offset, log_end = end.physical_offset, self._log.end_offset
         if not self._log.min_offset <= offset < log_end:
-            return end.transaction_id, None
+            return None
         self._appender.commit()
         file_end = offset - offset % self._log.file_size + self._log.file_size
         try:
@@ -252,9 +252,10 @@ class TransactionService:
         if hole is not None:
             raise BodyUnreadableError(_HALF_QUEUE, end.queue_offset, offset, hole.reason, True)
         if view is None or view.topic != HALF_TOPIC:
-            return end.transaction_id, None
+            return None
         properties = view.properties
-        return transaction_id(view), NamedHalf(
+        return NamedHalf(
+            transaction_id(view),
             properties.get(PROPERTY_PRODUCER_GROUP, ""),
             view.queue_offset,
             view.physical_offset,

@@ -59,12 +59,7 @@ def test_a_recall_survives_a_failover(group: LocalReplicas):
     [recalled] = group.master.append([recall_batch(handle, HOST, now_ms, "r")])
     assert recalled.store_timestamp_ms < due_ms
 
-    old = group.control_state.record.master
-    group.close(old)
-    group.control_state._lease_until_s = 0.0  # Simulate that the master's lease has expired.
-    group.control_state._accounts.pop(old)
-    group.control(6)
-    assert group.control_state.record.master != old
+    group.fail_over()
     group.settle()
     [again] = group.master.append([recall_batch(handle, HOST, now_ms, "r")])
     assert (again.duplicate, again.store_timestamp_ms) == (True, recalled.store_timestamp_ms)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from actors.replica.replica import Replica
-from raymq.common.errors import NotMasterError
+from raymq.common.errors import NotMasterError, TransactionError
 from raymq.common.message import Message
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, LocalTransactionState as State
-from tests.support.replicas.local_replicas import LocalReplicas
+from tests.support.replicas.local_replicas import LocalReplicas, give_up
 from tests.support.stores.stores import bodies_of, open_store
 from tests.support.stores.transactions import GROUP, Clock, begin, half_batch
 
@@ -58,7 +58,6 @@ def end_transaction(replica: Replica, end: EndTransactionRequest) -> EndResult:
 def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(replicas):
     replicas.settle()
     replicas.start()
-    old = replicas.control_state.record.master
     results = [
         replicas.master.append([half_batch([Message("orders", name.encode())], ids=[name], queue_id=0)])[0]
         for name in ("committed", "open")
@@ -73,13 +72,34 @@ def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(
     # NotMasterError
     with pytest.raises(NotMasterError):
         end_transaction(slave, second)
-    replicas.close(old)
-    replicas.control_state._lease_until_s = 0.0
-    replicas.control_state._accounts.pop(old)
-    replicas.control(6)
+    replicas.fail_over()
     replicas.settle()
-    assert replicas.control_state.record.master != old
     assert end_transaction(replicas.master, first).duplicate
     assert not end_transaction(replicas.master, second).duplicate
     assert end_transaction(replicas.master, second).duplicate
     assert bodies_of(replicas.master.store) == [b"committed", b"open"]
+
+
+def test_an_end_from_an_older_epoch_does_not_end_another_transaction_at_the_same_offsets(replicas):
+    """A master that was replaced has given a half message the same queue offset and physical offset as the new master
+    gave another half message. A late end of the lost half message must not end the other transaction."""
+    replicas.settle()
+    old = replicas.master
+    replicas.cut_off_master()
+    lost, kept = [
+        replica.start_append([half_batch([Message("orders", name.encode())], ids=[name], queue_id=0, born_ms=1)])
+        for replica, name in ((old, "lost"), (replicas.master, "kept"))
+    ]
+    [place], [other] = give_up(lost), give_up(kept)
+    assert (place.queue_offset, place.physical_offset) == (other.queue_offset, other.physical_offset)
+    replicas.rejoin()
+    replicas.settle()
+    replicas.start()
+    offsets = place.queue_offset, place.physical_offset
+    for state in (State.ROLLBACK_MESSAGE, State.COMMIT_MESSAGE):
+        with pytest.raises(TransactionError, match="the half message of transaction kept, not of transaction lost"):
+            end_transaction(replicas.master, EndTransactionRequest(GROUP, *offsets, int(state), "lost"))
+    assert not end_transaction(
+        replicas.master, EndTransactionRequest(GROUP, *offsets, int(State.COMMIT_MESSAGE), "kept")
+    ).duplicate
+    assert bodies_of(replicas.master.store) == [b"kept"]

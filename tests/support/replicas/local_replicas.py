@@ -81,6 +81,8 @@ class LocalReplicas:
         self.planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
+        self.cut_off: dict[int, Replica] = {}
+        """The replicas that `cut_off_master` has separated from the others."""
         self.names = frozenset(range(replicas))
         fixed_master = FIXED_MASTER if self.rules.fixed_roles else None
         control_rules = ControlRules(dead_after_s=60.0, lease_s=self.rules.lease_s, fixed_master=fixed_master)
@@ -227,17 +229,53 @@ class LocalReplicas:
                 pass  # a replica changed its role or is closed: copy again later, as the Replicator actor does
             self._stopping.wait(0.002)
 
+    def fail_over(self) -> int:
+        """Close the master, and run the Controller until it has elected another replica. Returns the number of the
+        closed replica, which `open` opens again."""
+        old = self._master_number
+        self.close(old)
+        self._elect(old)
+        return old
+
+    def cut_off_master(self) -> int:
+        """Separate the master from the Controller and from the other replicas, which then elect a new master.
+
+        Returns the number of the old master. It still considers itself the master, and its clients can still call it:
+        `cut_off` has the replica. `rejoin` ends the separation.
+        """
+        old = self._master_number
+        self.cut_off[old] = self.replicas.pop(old)
+        self._elect(old)
+        return old
+
+    def rejoin(self) -> None:
+        """Connect the separated replicas to the Controller and to the other replicas again."""
+        self.replicas |= self.cut_off
+        self.cut_off.clear()
+
+    def _elect(self, away: int) -> None:
+        """Elect a new master without the replica `away`, as if the lease of the old master had expired."""
+        self.control_state._lease_until_s = 0.0
+        self.control_state._accounts.pop(away)
+        self.control(6)
+        assert self._master_number != away
+
     @property
-    def master(self) -> Replica:
+    def _master_number(self) -> int:
         record = self.control_state.record
         assert record is not None
         assert record.master is not None
-        return self.replicas[record.master]
+        return record.master
+
+    @property
+    def master(self) -> Replica:
+        return self.replicas[self._master_number]
 
     def end(self) -> None:
         self._stopping.set()
         for thread in self._threads:
             thread.join(10.0)
+        self.rejoin()
         for name in list(self.replicas):
             self.close(name)
 
@@ -277,6 +315,13 @@ def settle_append(group: LocalReplicas, batch: EncodedBatch) -> None:
     started = group.master.start_append([batch])
     [result] = eventually(lambda: _settled(group, started), "copies")
     assert result.status is SendStatus.SEND_OK
+
+
+def give_up(started: StartedAppend) -> list[AppendResult]:
+    """Return the results of a started append as if all its deadlines had passed. An append that has not enough copies
+    yet gets the status FLUSH_SLAVE_TIMEOUT."""
+    # The first call can end the wait for the disk, and the second call ends the wait for the copies.
+    return started.settle(started.deadline_s) or started.settle(started.deadline_s) or []
 
 
 def _settled(group: LocalReplicas, started: StartedAppend) -> list[AppendResult] | None:

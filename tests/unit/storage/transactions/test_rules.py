@@ -31,8 +31,8 @@ def order(**changes: Any) -> EndTransactionRequest:
 
 
 def named(**changes: Any) -> NamedHalf:
-    return NamedHalf(**{"producer_group": "a", "queue_offset": 4, "physical_offset": 400, "born_ms": BORN_MS,
-                        "immunity": None, **changes})  # fmt: skip
+    return NamedHalf(**{"transaction_id": "T", "producer_group": "a", "queue_offset": 4, "physical_offset": 400,
+                        "born_ms": BORN_MS, "immunity": None, **changes})  # fmt: skip
 
 
 def half(**changes: Any) -> HalfMessage:
@@ -81,6 +81,9 @@ def test_an_end_from_a_check_is_never_too_late():
     [
         pytest.param(None, "no half message", id="no record there"),
         pytest.param({"producer_group": "b"}, "producer group 'b', but the request names 'a'", id="94 another group"),
+        pytest.param(
+            {"transaction_id": "U"}, "has the half message of transaction U, not of transaction T", id="another id"
+        ),
         pytest.param({"queue_offset": 5}, "queue offset 5, but the request names 4", id="another queue offset"),
         pytest.param(
             {"physical_offset": 500}, "physical offset 500, but the request names 400", id="another physical offset"
