@@ -39,9 +39,11 @@ SNAPSHOTS_OF_A_CHANGE: Final = 2
 from the log. The disk keeps two snapshots: a file and its .bak copy."""
 REPLAY_BATCH: Final = 1000
 
-LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
-"""The clock of this broker's leases. It never returns an earlier time than the store times of the records that the
-broker has read."""
+LEASE_CLOCK: Final = LeaseClock(
+    lambda: time.time_ns() // 1_000_000, lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+)
+"""The clock of this broker's leases. It never returns an earlier time than the pop times of the leases that the broker
+has read. It also counts the time while the machine sleeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,9 @@ class StoredState:
         """Number of snapshots that must still be written of the state at `_snapshot_position`. Each such state is
         written twice, so that both the snapshot file and its .bak copy have it."""
         self._snapshots = StateSnapshots(broker_name)
+        self._has_leases = False
+        """True once this process has read the leases. Later leases of a new master's log were timed by this process's
+        own clock."""
         self._ready = threading.Event()
         self._replaced = threading.Event()
         """Set while `StateLog.move` waits for the running write. While this event is set, no other write may
@@ -131,6 +136,11 @@ class StoredState:
                     f"storage actor {storage.name} was replaced as master while the broker read it; retry with "
                     "the new master"
                 )
+            if self._has_leases:
+                LEASE_CLOCK.not_before(state.pop.newest_pop_ms())
+            else:
+                LEASE_CLOCK.resume(state.pop.newest_pop_ms())
+            self._has_leases = True
             self._state, self._ahead = state, state.copy()
             self._closed_topics = set(json.loads(closed or "[]"))
             self._position, self._snapshot_position = position, snapshot_position
@@ -145,8 +155,6 @@ class StoredState:
             before = position
             records, position = self._next_records(storage, position, 0.0)
             replay(state, records)
-            if records:
-                LEASE_CLOCK.not_before(records[-1][1])
             if position == before:
                 raise ServiceNotAvailableError(
                     f"storage actor {storage.name} serves the broker's state only up to offset {position}, "

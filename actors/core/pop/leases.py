@@ -11,11 +11,14 @@ The table has no entry for a queue without leases: the next offset of such a que
 record of a change sets and drops whole leases by their keys, so applying a record again changes nothing
 (actors.core.broker.state).
 
-The clock of leases follows the wall clock, but never goes back and never stops.
+The clock of leases starts with the wall clock's time, and then advances at the rate of the monotonic clock. A step of
+the wall clock, forward or back, changes no lease of a running broker.
 
-A lease ends at a time of day, because the lease survives the broker's process. If the wall clock is set back, the clock
-of leases continues from its last time, at the rate of the monotonic clock, until the wall clock is ahead again. So if
-the wall clock is set back by an hour, a lease does not last an hour longer.
+A new broker process reads the leases from the log, but cannot tell how much time has passed since then. A wall clock
+that is a day ahead would end all leases at once, and two consumers would hold the same message. So the clock of a new
+process continues from the newest pop time in the log (`LeaseClock.resume`). After a restart of the broker, a lease can
+therefore last longer, at most by its own invisible time. If the wall clock is more than CLOCK_ERROR_MS later than the
+newest pop time, all old leases end.
 """
 
 from __future__ import annotations
@@ -25,34 +28,45 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+CLOCK_ERROR_MS: Final = 3 * 24 * 3_600_000
+"""Time in ms after the newest pop time at which all leases have certainly expired, even if the wall clock is two days
+ahead. A lease lasts at most 12 hours (INVISIBLE_MAX_MS)."""
+
 
 class LeaseClock:
-    """A clock for leases, which never goes back. Thread-safe.
+    """A clock for leases, which no step of the wall clock moves. Thread-safe.
 
-    `wall_ms` returns the time in ms since 1970. `monotonic_ms` returns a time in ms that never goes back.
+    `wall_ms` returns the time in ms since 1970; it is read at the start of the process. `monotonic_ms` returns a time
+    in ms that never goes back.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
-        self._wall_ms, self._monotonic_ms = wall_ms, monotonic_ms
+        self._monotonic_ms = monotonic_ms
         self._lock = threading.Lock()
-        self._latest_ms, self._latest_at_ms = 0, monotonic_ms()
+        # The difference between the time of this clock and the time of the monotonic clock, in ms.
+        self._ahead_ms = wall_ms() - monotonic_ms()
 
     def now_ms(self) -> int:
-        """Return the time in ms since 1970. The time is never lower than a time that this clock returned
-        before."""
+        """Return the time in ms since 1970. Only `resume` lets the time go back."""
         with self._lock:
-            at_ms = self._monotonic_ms()
-            self._latest_ms = max(self._wall_ms(), self._latest_ms + at_ms - self._latest_at_ms)
-            self._latest_at_ms = at_ms
-            return self._latest_ms
+            return self._monotonic_ms() + self._ahead_ms
+
+    def resume(self, newest_pop_ms: int) -> None:
+        """Continue the clock of the process that issued the leases in the log, from their newest pop time on.
+
+        Call this only before this process issues leases: the time may go back. Does nothing if the clock is more than
+        CLOCK_ERROR_MS later.
+        """
+        with self._lock:
+            ahead_ms = newest_pop_ms - self._monotonic_ms()
+            if self._ahead_ms - ahead_ms <= CLOCK_ERROR_MS:
+                self._ahead_ms = ahead_ms
 
     def not_before(self, time_ms: int) -> None:
-        """Advance the clock of leases to `time_ms`, the store time of a record, unless the clock is already
+        """Advance the clock of leases to `time_ms`, the newest pop time in the log, unless the clock is already
         later."""
         with self._lock:
-            at_ms = self._monotonic_ms()
-            self._latest_ms = max(time_ms, self._latest_ms + at_ms - self._latest_at_ms)
-            self._latest_at_ms = at_ms
+            self._ahead_ms = max(self._ahead_ms, time_ms - self._monotonic_ms())
 
 
 PopChange = dict[str, Any]
@@ -211,6 +225,12 @@ class PopTable:
         """Return a group's leases in a queue; None if the queue has no leases. Use the result only at once: later
         records change it."""
         return self.tables.get((group, topic), {}).get(queue_id)
+
+    def newest_pop_ms(self) -> int:
+        """Return the newest pop time of all leases in ms; 0 without leases."""
+        return max(
+            [pop_ms for table in self.tables.values() for q in table.values() for _, pop_ms in q.leases], default=0
+        )
 
     def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
         """Return the number of leased messages that are still invisible, for each queue of a topic, by queue

@@ -1,15 +1,21 @@
-"""Tests of the clock that times leases, while the system clock is set forward and back."""
+"""Tests of the clock that times leases, while the system clock is set forward and back, also between two processes."""
 
 from __future__ import annotations
 
-from actors.core.pop.leases import LeaseClock
+import pytest
+
+from actors.core.pop.leases import CLOCK_ERROR_MS, Lease, LeaseClock, PopQueue, PopTable
 
 HOUR_MS = 3_600_000
+STEPS_MS = (-24 * HOUR_MS, -600_000, -1000, 0, 1000, 600_000, 24 * HOUR_MS)
+INVISIBLE_MS = 30_000
 
 
 class Clocks:
-    def __init__(self) -> None:
-        self.wall_ms, self.monotonic_ms = 100 * HOUR_MS, 5
+    """The clocks of one machine, and a broker's lease clock on this machine."""
+
+    def __init__(self, wall_ms: int = 100 * HOUR_MS) -> None:
+        self.wall_ms, self.monotonic_ms = wall_ms, 5
         self.clock = LeaseClock(lambda: self.wall_ms, lambda: self.monotonic_ms)
 
     def passes(self, ms: int) -> int:
@@ -18,30 +24,62 @@ class Clocks:
         return self.clock.now_ms()
 
 
-def test_a_step_back_neither_stops_nor_turns_the_clock() -> None:
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+def test_no_step_of_the_wall_clock_moves_the_clock_of_leases(step_ms: int) -> None:
     clocks = Clocks()
     start_ms = clocks.clock.now_ms()
     assert start_ms == clocks.wall_ms
     assert clocks.passes(30_000) == start_ms + 30_000
-    clocks.wall_ms -= HOUR_MS
+    clocks.wall_ms += step_ms
     assert clocks.passes(0) == start_ms + 30_000
     assert clocks.passes(45_000) == start_ms + 75_000
+    clocks.wall_ms -= step_ms
+    assert clocks.passes(1) == start_ms + 75_001
 
 
-def test_the_wall_clock_counts_again_once_it_is_ahead() -> None:
+def test_a_new_process_continues_after_the_newest_pop_time() -> None:
     clocks = Clocks()
-    start_ms = clocks.clock.now_ms()
-    clocks.wall_ms -= HOUR_MS
-    clocks.passes(1000)
-    clocks.wall_ms += HOUR_MS + 250
-    assert clocks.passes(1000) == start_ms + 2250 == clocks.wall_ms
+    popped_ms = clocks.wall_ms + HOUR_MS
+    clocks.clock.not_before(popped_ms)
+    assert clocks.passes(700) == popped_ms + 700
+    # This call of `not_before` has no effect, because the clock is already later than `popped_ms`.
+    clocks.clock.not_before(popped_ms)
+    assert clocks.passes(1) == popped_ms + 701
 
 
-def test_a_new_process_continues_after_the_stored_time() -> None:
+def table_of(*leases: Lease) -> PopTable:
+    return PopTable({("group", "orders"): {0: PopQueue(100, {lease.key: lease for lease in leases})}})
+
+
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+def test_new_processes_with_other_wall_clocks_give_no_lease_to_two(step_ms: int) -> None:
     clocks = Clocks()
-    stored_ms = clocks.wall_ms + HOUR_MS
-    clocks.clock.not_before(stored_ms)
-    assert clocks.passes(700) == stored_ms + 700
-    # This call of `not_before` has no effect, because the clock is already later than `stored_ms`.
-    clocks.clock.not_before(stored_ms)
-    assert clocks.passes(1) == stored_ms + 701
+    popped_ms = clocks.clock.now_ms()
+    older = Lease(0, popped_ms - 20_000, 10, INVISIBLE_MS, 1)
+    expired = Lease(10, popped_ms - INVISIBLE_MS, 10, INVISIBLE_MS, 1)
+    newest = Lease(20, popped_ms, 10, INVISIBLE_MS, 1)
+    table = table_of(older, expired, newest)
+    queue = table.tables["group", "orders"][0]
+    after = Clocks(clocks.wall_ms + 5000 + step_ms)
+    after.clock.resume(table.newest_pop_ms())
+    assert queue.due(after.passes(0)) == 10
+    assert queue.due(after.passes(9000)) == 10
+    third = Clocks(after.wall_ms + 5000 + step_ms)
+    latest = Lease(30, after.clock.now_ms(), 10, INVISIBLE_MS, 1)
+    queue.leases[latest.key] = latest
+    third.clock.resume(table.newest_pop_ms())
+    assert queue.due(third.passes(999)) == 10
+    assert queue.due(third.passes(1)) == 20
+    assert queue.due(third.passes(INVISIBLE_MS - 10_001)) == 20
+    assert queue.due(third.passes(1)) == 30
+    assert queue.due(third.passes(8999)) == 30
+    assert queue.due(third.passes(1)) == 40
+
+
+def test_leases_that_are_days_old_end_at_once() -> None:
+    lease = Lease(0, 100 * HOUR_MS, 10, INVISIBLE_MS, 1)
+    table = table_of(lease)
+    after = Clocks(lease.pop_ms + CLOCK_ERROR_MS + 1)
+    after.clock.resume(table.newest_pop_ms())
+    assert after.clock.now_ms() == after.wall_ms
+    assert PopTable().newest_pop_ms() == 0
