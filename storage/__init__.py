@@ -13,6 +13,7 @@ A store directory
     index.sums                            the checksums of the index files
     index.mended                          keys of damaged records that were repaired after the index had passed them
     lost+cut/00000000000000184232         copies of what recovery cut off the log's end
+    scrub                                 the progress of the periodic check of all files, and its last result
     dedup                                 a snapshot of the producers' sequences, which shortens recovery's log scan
     reserve                               space for the broker's state on a full disk
     fatal                                 the stack of a process that ended by a fatal error, such as SIGBUS
@@ -52,6 +53,7 @@ queues consistent with the log. Damaged records before that record are kept (log
 another replica.
 
 A thread of the index (index_service.py) follows the log. Retention (rules.py decides, cleaner.py deletes) removes the
-oldest log files, and the queue and index files that only point to removed log files. log_chunks.py, chunk_appender.py
-and epoch_file.py are for replication: the log as bytes, and the master that wrote each part of the log.
+oldest log files, and the queue and index files that only point to removed log files. The scrubber (scrubber.py)
+checks the store once in a period. log_chunks.py, chunk_appender.py and epoch_file.py are for replication: the log as
+bytes, and the master that wrote each part of the log.
 """

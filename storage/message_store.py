@@ -46,6 +46,8 @@ from storage.retention.store_topics import StoreTopics
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
 from storage.scrub.inspector import LogInspector
+from storage.scrub.log_section import LogSection
+from storage.scrub.scrubber import Scrubber
 from storage.stats import DAY_TOTALS_FILE, DayTotalsFile, StoreStats
 from storage.transactions.service import TransactionService
 
@@ -80,6 +82,7 @@ class MessageStore:
       `topics`: names and deletion of topics.
     - `log`: the ends of the log, for reading only. `chunks`: the log as bytes, for other replicas. `mender`: damaged
       ranges of the log and their repair. `inspector`: checks ranges of the log for new damage.
+      `scrubber`: verifies all files once in a period, or by command.
     - `schedule`: delivers delayed messages. `transactions`: ends transactions. `cleaner`: deletes old files.
       `compaction`: keeps the newest message of each key.
     - `status`, `statistics`: reports (StoreReports). `stats`: the counters.
@@ -140,8 +143,10 @@ class MessageStore:
             schedule=self.schedule,
             cleaner=self.cleaner,
             hooks=hooks,
+            scrubber=self.scrubber,
         )
         self.status, self.statistics = reports.status, reports.statistics
+        self.scrubber.start()
 
     def _open_paths(self, broker_name: str, host: bytes, clock_ms: Callable[[], int]) -> StoreHooks:
         """Create the components that append and fetch messages, and the hooks that they call. Returns the
@@ -199,6 +204,8 @@ class MessageStore:
             forget_snapshot=self._checkpoints.forget_snapshot,
         )
         self.inspector = LogInspector(parts, gate)
+        self.scrubber = Scrubber(parts, gate, [LogSection(parts, self.inspector)], clock_ms=clock_ms)
+        resources.callback(self.scrubber.close)
         self.compaction = CompactionService(parts, clock_ms=clock_ms, replicated=replicated)
         resources.callback(self.compaction.close)
         self.cleaner = Cleaner(
@@ -346,6 +353,7 @@ class MessageStore:
             if self.gate.closed:
                 return
             self.schedule.close()
+            self.scrubber.close()
             with self._parts.append_lock:
                 self.gate.closed = True
             self.polls.wake_all()

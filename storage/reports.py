@@ -17,6 +17,7 @@ from storage.recovery.recovery import Recovered
 from storage.retention.cleaner import Cleaner
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
+from storage.scrub.scrubber import Scrubber
 from storage.stats import StoreStats
 
 
@@ -38,11 +39,12 @@ class StoreReports:
         schedule: ScheduleService,
         cleaner: Cleaner,
         hooks: StoreHooks,
+        scrubber: Scrubber,
     ) -> None:
         self._parts, self._gate, self._appender = parts, gate, appender
         self._broker_name, self._recovered = broker_name, recovered
         self._flags, self._stats, self._polls, self._index = flags, stats, polls, index
-        self._schedule, self._cleaner, self._hooks = schedule, cleaner, hooks
+        self._schedule, self._cleaner, self._hooks, self._scrubber = schedule, cleaner, hooks, scrubber
 
     def statistics(self) -> StoreStatistics:
         """Return the current counters of the store: RocketMQ's runtime keys, puts by topic, latencies."""
@@ -95,6 +97,7 @@ class StoreReports:
             mended_bytes=parts.holes.mended_bytes,
             mended_holes=parts.holes.mended_holes,
             damaged_files=parts.damage.texts,
+            scrub=self._scrubber.status(),
         )
 
     def _index_behind(self) -> int:

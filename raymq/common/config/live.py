@@ -83,6 +83,8 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "transaction_open_max",
         "reject_transaction_message",
         "max_lmq_consume_queue_num",
+        "scrub_period_hours",
+        "scrub_rate_max_bytes",
         "access_message_in_memory_max_ratio",
     ),
     "replication": ("slave_timeout_ms",),

@@ -223,6 +223,12 @@ class StoreOptions(SettingsSection):
     max_lmq_consume_queue_num: Annotated[int, Field(ge=0, le=10_000_000)] = 20_000
     """Maximum number of light queues in a store. A message that needs a further light queue is refused. A queue whose
     messages have all expired does not count."""
+    scrub_period_hours: Annotated[int, Field(ge=0, le=24 * 366)] = 168
+    """Period in which the store reads and checks each of its files once, to find damage before a reader does. 0: never.
+    """
+    scrub_rate_max_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 5_000_000
+    """Maximum number of bytes per second that the periodic check reads. It reads more slowly if the period allows it,
+    and takes at most 2 % of a core."""
     access_message_in_memory_max_ratio: Annotated[int, Field(ge=1, le=100)] = 40
     """Percentage of the machine's memory that is assumed to hold the newest messages. With `slave_read_enable`,
     consumers read older messages from slaves."""

@@ -277,6 +277,43 @@ class HoleCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrubStatus:
+    """The progress of the verification of a store's files, and its last result.
+
+    `running`: True while a verification reads files. `full_speed`: True if it runs by command, without a limit of its
+    rate. `section`: the kind of files that is read now; empty between verifications. `checked_bytes`, `total_bytes`:
+    bytes read so far, and the bytes to read in total. While none runs, both describe the last verification.
+
+    `completed`: number of complete verifications of this store. `began_ms`, `completed_ms`: when the current or last
+    one began, and when the last complete one ended, in ms since 1970; 0 if never. `overdue`: True if the store was not
+    completely verified for longer than one and a half periods.
+
+    `found`: number of damaged places that the current or last verification found. `repaired`: how many of them are
+    repaired by now. `unrepaired`: descriptions of damage outside of the log that is not repaired. Damage of the log
+    that is not repaired is in `StoreStatus.holes`. `error`: why the verification cannot continue, else empty.
+
+    `read_bytes`, `found_ever`, `repaired_ever`: counters since the store was opened.
+    """
+
+    running: bool = False
+    full_speed: bool = False
+    section: str = ""
+    checked_bytes: int = 0
+    total_bytes: int = 0
+    completed: int = 0
+    began_ms: int = 0
+    completed_ms: int = 0
+    overdue: bool = False
+    found: int = 0
+    repaired: int = 0
+    unrepaired: tuple[str, ...] = ()
+    error: str = ""
+    read_bytes: int = 0
+    found_ever: int = 0
+    repaired_ever: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A snapshot of one store's state, for people and for health checks.
 
@@ -291,7 +328,8 @@ class StoreStatus:
 
     `holes`: the damaged ranges of the log. `mended_bytes`: number of damaged bytes that intact bytes of another replica
     have replaced since the store was opened. `mended_holes`: number of holes that this has closed. `damaged_files`:
-    other files that were found damaged when the store was opened, and the action for each file.
+    other files that were found damaged when the store was opened, and the action for each file. `scrub`: the progress
+    and the result of the verification of all files.
     """
 
     pid: int
@@ -322,6 +360,7 @@ class StoreStatus:
     mended_bytes: int = 0
     mended_holes: int = 0
     damaged_files: tuple[str, ...] = ()
+    scrub: ScrubStatus = ScrubStatus()
 
 
 @dataclass(frozen=True, slots=True)
