@@ -6,7 +6,6 @@ This module does not use Ray.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
@@ -23,6 +22,7 @@ from raymq.common.errors import (
     StoreCorruptError,
     StoreError,
 )
+from storage.files import disk
 from storage.index.mended_keys import MENDED_KEYS_FILE
 from storage.log.holes import HOLES_FILE
 from storage.replication.epochs import (
@@ -146,11 +146,9 @@ class FollowerSide(GroupReplica):
     def _empty(self) -> None:
         root = self._settings.store_path_root_dir
         for directory in (*self._settings.commit_log_directories, *(root / name for name in _REFILLED)):
-            shutil.rmtree(directory, ignore_errors=True)
-        (root / "dedup").unlink(missing_ok=True)
-        (root / "checkpoint").unlink(missing_ok=True)
-        (root / HOLES_FILE).unlink(missing_ok=True)
-        (root / MENDED_KEYS_FILE).unlink(missing_ok=True)
+            disk.remove_tree(directory)
+        for name in ("dedup", "checkpoint", HOLES_FILE, MENDED_KEYS_FILE):
+            disk.unlink(root / name)
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:

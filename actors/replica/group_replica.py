@@ -78,6 +78,8 @@ class GroupReplica(SoleReplica):
         self._on_log: Callable[[], None] | None = None
         self._on_failure: Callable[[], None] = lambda: None
         """Callback that is called when the store's disk fails."""
+        # The store calls `_on_stored` as soon as it is open, and also when it closes after an error below.
+        self._sync: MasterSyncState | None = None
         super().__init__(self._open())
         try:
             self._epochs = EpochFile(settings.store_path_root_dir)
@@ -104,7 +106,6 @@ class GroupReplica(SoleReplica):
         self._refusal = ""
         """The reason why this replica refuses to follow its master; empty if it does not refuse."""
         self._role = ReplicaRoleState(broker_name, replica, self._epochs.last_epoch)
-        self._sync: MasterSyncState | None = None
         self._shown_from = self._store.gate.stored_offset
         self._aligned = False
         self._last_chunk_s = -math.inf

@@ -13,11 +13,11 @@ import pytest
 
 from actors.core.replica.orders import ReplicaRole
 from actors.core.replica.rules import ReplicaRules
-from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from storage.append.durability import StartedAppend
-from storage.replication.epoch_file import CONFIRM_FILE
+from storage.replication.epoch_file import CONFIRM_FILE, EPOCH_FILE
 from storage.replication.log_chunks import truncate_log
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -207,3 +207,11 @@ def test_a_chunk_that_comes_while_a_role_changes_is_refused_and_not_waited_for(g
     chunk = group.master.chunk_at(following.epoch, following.position or 0, 1 << 20)
     with slave._order_lock, pytest.raises(ServiceNotAvailableError, match="is changing its role"):
         slave.start_append_log(following.epoch, chunk)
+
+
+def test_a_replica_whose_epoch_file_and_its_copy_are_torn_names_the_file_when_it_starts(group):
+    group.close(SLAVE)
+    for name in (EPOCH_FILE, f"{EPOCH_FILE}.bak"):
+        (group.directory(SLAVE) / name).write_bytes(bytes(10))
+    with pytest.raises(StoreCorruptError, match=EPOCH_FILE):
+        group.open(SLAVE)

@@ -63,6 +63,10 @@ class LocalReplicas:
     Each call of `control` runs the Controller, and each call of `copy` runs a Replicator. `start` copies continuously
     in threads. `log_disks`: number of disks of each replica's log. Chunks of the log travel over lanes (direct socket
     connections), which use TCP if `host` is given. A chunk has about `chunk_bytes` bytes.
+
+    `clock_s`: the monotonic clock of the replicas and of the Controller. `dead_after_s`: the time after which the
+    Controller counts a silent replica as dead. `away`: the replicas whose processes are stopped. They neither answer
+    the Controller nor take part in copying.
     """
 
     def __init__(
@@ -74,10 +78,13 @@ class LocalReplicas:
         log_disks: int = 0,
         host: str = "",
         chunk_bytes: int = 1 << 20,
+        clock_s: Callable[[], float] = time.monotonic,
+        dead_after_s: float = 60.0,
         **store: Any,
     ) -> None:
         self._root, self._store, self._log_disks, self._host = root, store, log_disks, host
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes, self._clock_s = chunk_bytes, clock_s
+        self.away: set[int] = set()
         self.planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
         self.replicas: dict[int, Replica] = {}
@@ -85,7 +92,7 @@ class LocalReplicas:
         """The replicas that `cut_off_master` has separated from the others."""
         self.names = frozenset(range(replicas))
         fixed_master = FIXED_MASTER if self.rules.fixed_roles else None
-        control_rules = ControlRules(dead_after_s=60.0, lease_s=self.rules.lease_s, fixed_master=fixed_master)
+        control_rules = ControlRules(dead_after_s=dead_after_s, lease_s=self.rules.lease_s, fixed_master=fixed_master)
         self.control_state = GroupControl(GROUP, self.names, control_rules)
         self.journal: list[Record] = []
         self._stopping = threading.Event()
@@ -105,7 +112,7 @@ class LocalReplicas:
     def open(self, name: int) -> Replica:
         settings = self.settings(name)
         store = partial(self._open_store, settings)
-        replica = self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
+        replica = self.replicas[name] = Replica(GROUP, name, settings, self.rules, store, clock_s=self._clock_s)
         self._open_plane(name)
         return replica
 
@@ -147,14 +154,18 @@ class LocalReplicas:
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
                 newest = None if record is None else record.sync_state_set
-                self.control_state.note_account(replica.obey(orders.pop(name, None), newest), time.monotonic())
-            for action in self.control_state.tick(time.monotonic()):
+                if name in self.away:
+                    continue
+                state = replica.obey(orders.pop(name, None), newest)
+                if name not in self.away:
+                    self.control_state.note_account(state, self._clock_s())
+            for action in self.control_state.tick(self._clock_s()):
                 if isinstance(action, Record):
                     self.journal.append(action)
                 else:
                     orders[action.replica] = action
             for name, order in list(orders.items()):
-                if name in self.replicas:
+                if name in self.replicas and name not in self.away:
                     self.replicas[name].obey(order, None)
             orders.clear()
 
@@ -166,7 +177,7 @@ class LocalReplicas:
     def _copy(self, name: int, chunk_bytes: int) -> None:
         slave = self.replicas[name]
         following = slave.following(0.0)
-        if following is None or following.master not in self.replicas:
+        if following is None or following.master not in self.replicas or self.away & {name, following.master}:
             return
         master, epoch = self.replicas[following.master], following.epoch
         position = following.position

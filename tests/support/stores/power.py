@@ -11,13 +11,16 @@ Real directories (best below /dev/shm) hold the state that the process sees. Not
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from storage.files import disk
@@ -25,6 +28,7 @@ from storage.files import disk
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 REPLACED = ("open_file", "preallocate", "flush", "rename", "unlink", "remove_tree", "sync_directory")
+REAL = {name: getattr(disk, name) for name in REPLACED}
 
 
 @dataclass(eq=False, slots=True)
@@ -60,15 +64,26 @@ class LossyDisk:
 
     The power fails at the `lose_at`-th disk call (from 0), before or after the call's effect. At that moment the disk
     calls `on_loss`. It then takes the image: the content that the next boot finds. `write_image` writes the image into
-    a directory. The process continues as if nothing had happened; later changes are not in the image. Thread-safe.
+    a directory. The process continues as if nothing had happened; later changes are not in the image. With `ends` every
+    later call fails instead, because the process ends with the power. `lies`: the name of a directory; a
+    flush of its files makes only their sizes durable. Thread-safe.
     """
 
-    def __init__(self, directory: Path, dice: random.Random, *, lose_at: int, on_loss: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dice: random.Random,
+        *,
+        lose_at: int = -1,
+        on_loss: Callable[[], None],
+        ends: bool = False,
+        lies: str = "",
+    ) -> None:
         self._directory, self._dice = directory, dice
         self._lose_at, self._on_loss = lose_at, on_loss
+        self._ends, self._lies = ends, lies
         self._after_effect = dice.random() < 0.5
         self._lock = threading.RLock()
-        self._real = {name: getattr(disk, name) for name in REPLACED}
         self._calls = -1
         self._names: dict[Path, _File] = {}
         self._files: dict[int, _File] = {}
@@ -89,6 +104,11 @@ class LossyDisk:
     @property
     def lost(self) -> bool:
         return self.image is not None
+
+    def lose_after(self, calls: int) -> None:
+        """Let the power fail at a later disk call, after `calls` more calls."""
+        with self._lock:
+            self._lose_at = self._calls + 1 + calls
 
     def lose_now(self) -> None:
         """Simulate a power failure now, unless the power has already failed."""
@@ -112,7 +132,7 @@ class LossyDisk:
     def open_file(self, path: Path, flags: int) -> int:
         with self._call():
             new = not path.exists()
-            descriptor: int = self._real["open_file"](path, flags)
+            descriptor: int = REAL["open_file"](path, flags)
             if new:
                 file = self._files[os.fstat(descriptor).st_ino] = _File()
                 self._change({path: file})
@@ -125,18 +145,20 @@ class LossyDisk:
 
     def flush(self, descriptor: int) -> None:
         with self._call():
-            self._files[os.fstat(descriptor).st_ino].durable = _content(f"/proc/self/fd/{descriptor}")
+            lies = self._lies and f"/{self._lies}/" in os.readlink(f"/proc/self/fd/{descriptor}")
+            file, now = self._files[os.fstat(descriptor).st_ino], _content(f"/proc/self/fd/{descriptor}")
+            file.durable = file.durable.ljust(len(now), b"\0")[: len(now)] if lies else now
 
     def rename(self, source: Path, target: Path) -> None:
         with self._call():
             self._forget(target)
-            self._real["rename"](source, target)
+            REAL["rename"](source, target)
             self._change({source: None, target: self._now[source]})
 
     def unlink(self, path: Path) -> None:
         with self._call():
             self._forget(path)
-            self._real["unlink"](path)
+            REAL["unlink"](path)
             if path in self._now:
                 self._change({path: None})
 
@@ -145,7 +167,7 @@ class LossyDisk:
             below = [name for name in self._now if path in (name, *name.parents)]
             for name in below:
                 self._forget(name)
-            self._real["remove_tree"](path)
+            REAL["remove_tree"](path)
             for name in below:
                 self._change({name: None})
 
@@ -170,6 +192,8 @@ class LossyDisk:
             self._calls += 1
             if self._calls == self._lose_at and not self._after_effect:
                 self.lose_now()
+            if self.lost and self._ends:
+                raise OSError(errno.EIO, "the power has failed")
             yield
             if self._calls == self._lose_at:
                 self.lose_now()
@@ -262,3 +286,26 @@ def _apply(names: dict[Path, _File], change: _Change) -> None:
 def _content(path: Path | str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
+
+
+class LossyDisks:
+    """Several fake disks in one process. Each disk call goes to the disk whose directory contains the file; calls for
+    other files go to the real disk."""
+
+    def __init__(self) -> None:
+        self._disks: dict[str, LossyDisk] = {}
+
+    def add(self, directory: Path, dice: random.Random, **options: Any) -> LossyDisk:
+        """Add a disk below `directory`. `options`: further arguments of LossyDisk."""
+        added = self._disks[f"{directory}/"] = LossyDisk(directory, dice, **options)
+        return added
+
+    @contextmanager
+    def installed(self) -> Iterator[LossyDisks]:
+        with mock.patch.multiple(disk, **{name: partial(self._call, name) for name in REPLACED}):
+            yield self
+
+    def _call(self, name: str, file: Path | int, *arguments: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else f"{file}/"
+        method = next((getattr(one, name) for root, one in self._disks.items() if path.startswith(root)), REAL[name])
+        return method(file, *arguments)
