@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -36,6 +36,8 @@ from actors.options import PERSISTENT
 from actors.replica.replicator_actor import ReplicatorActor
 from placement.controller_metrics import ControllerMetrics
 from placement.election import GroupControl, Record
+from placement.inventory import running
+from placement.membership import describe
 from placement.reconciler import Reconciler
 from placement.repair import ReplicaGroupView
 from placement.specs import ControllerSettings
@@ -44,7 +46,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.common.names import CONTROLLER, ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from storage.files.journal import Journal
-from storage.replication.epochs import SyncStateSet
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 PING_INTERVAL_S: Final = 0.3
 PING_TIMEOUT_S: Final = 1.0
@@ -78,6 +80,9 @@ class Controller:
         self._journal = Journal(path_here(settings.journal, settings.data_dir))
         self._groups: dict[str, GroupControl] = {}
         self._watched: dict[StorageName, _WatchedReplica] = {}
+        self._running_replicas = _running_replicas() if settings.groups.keys() - self._journal.values.keys() else {}
+        """The replicas whose storage actors ran when this Controller started, by broker group; empty if the journal has
+        an entry of each group."""
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
         self._figures = ControllerMetrics()
@@ -94,17 +99,32 @@ class Controller:
             settings.rules,
             settings.priorities.get(group, {}),
             settings.learners.get(group, frozenset()),
+            self._required_in_sync(group),
+            self._running_replicas.get(group, frozenset()),
         )
         known = self._journal.values.get(group)
         if known is not None:
             control.resume(_record(group, known), time.monotonic())
         self._groups[group] = control
+        self._watch_members(control)
+
+    def _watch_members(self, control: GroupControl) -> None:
+        """Start a thread for each replica of a broker group that has none. The threads of removed replicas end by
+        themselves. The caller holds the lock, or is the constructor."""
+        replicas = control.replicas
+        if control.record is None:
+            # The journal has no entry of the group, so replicas that the plan does not name may belong to it. Their
+            # reports have the group's members.
+            replicas |= control.running
         for replica in sorted(replicas):
-            name = StorageName(group, replica)
-            self._watched[name] = _WatchedReplica(name, ActorRef(str(name)), threading.Event())
-            threading.Thread(
-                target=self._watch_replica, args=(self._watched[name],), name=str(name), daemon=True
-            ).start()
+            name = StorageName(control.group, replica)
+            if name not in self._watched:
+                watched = _WatchedReplica(name, ActorRef(str(name)), threading.Event())
+                self._watched[name] = watched
+                threading.Thread(target=self._watch_replica, args=(watched,), name=str(name), daemon=True).start()
+        for name in [name for name in self._watched if name.broker_name == control.group]:
+            if name.replica not in replicas:
+                self._watched.pop(name).wake.set()
 
     def settings(self) -> ControllerSettings:
         """Return the settings with which the Controller was started."""
@@ -116,9 +136,12 @@ class Controller:
         with self._lock:
             control = self._require(group)
             record = control.record
+            replicas = tuple(sorted(control.replicas))
+            stores = frozenset() if record is None else frozenset(record.sync_state_set.stores.values())
             if record is None or record.master is None or control.reason:
-                return GroupLeader(group, None, 0 if record is None else record.epoch, control.reason)
-            return GroupLeader(group, record.master, record.epoch, "")
+                epoch = 0 if record is None else record.epoch
+                return GroupLeader(group, None, epoch, control.reason, replicas, stores)
+            return GroupLeader(group, record.master, record.epoch, "", replicas, stores)
 
     def designate(self, group: str, replica: int) -> None:
         """Make a replica the master as soon as it is in sync, without losing an append (`raymq balance`)."""
@@ -127,6 +150,42 @@ class Controller:
             if replica not in control.able:
                 raise InvalidArgumentError(f"broker group {group!r} has no replica {replica} that may lead")
             control.designate(replica, time.monotonic())
+
+    def change_replicas(self, group: str, count: int | None, replace_one: int | None = None) -> None:
+        """Start a change of a broker group's replicas (`raymq broker replicas`): to `count` replicas (None for the
+        present number). A new replica replaces the replica `replace_one`.
+
+        The order is durable on return, and the Controller executes it step by step (placement.membership). Repeating an
+        order that has been executed changes nothing, except for `replace_one`. Raises InvalidArgumentError if another
+        change has not ended, or if the change is not possible, and StoreError if the journal cannot be written.
+        """
+        with self._lock:
+            control = self._require(group)
+            wanted = len(control.members.staying) if count is None else count
+            self._order_members(control, lambda: control.change_replicas(wanted, replace_one))
+
+    def cancel_change(self, group: str) -> None:
+        """Cancel the change of a broker group's replicas: the replicas that it added leave again. The order is durable
+        on return.
+
+        Raises InvalidArgumentError if there is no change, or if a replica has already left, and StoreError if the
+        journal cannot be written.
+        """
+        with self._lock:
+            control = self._require(group)
+            self._order_members(control, control.cancel_change)
+
+    def _order_members(self, control: GroupControl, decide: Callable[[], Record]) -> None:
+        """Let a group decide an order about its replicas, and write the decision to the journal. The caller holds the
+        lock."""
+        before = control.record
+        record = decide()
+        if record == before:
+            return
+        if not self._write(record):
+            control.record = before
+            raise StoreError(f"the Controller's journal cannot be written: {self._failure}")
+        self._watch_members(control)
 
     def balance(self) -> dict[str, int]:
         """Make the replica with the highest priority the master of each group. Returns these replicas by group, but
@@ -138,7 +197,8 @@ class Controller:
         with self._lock:
             wanted: dict[str, int] = {}
             for group, control in self._groups.items():
-                first = min(control.able, key=lambda replica: (control.priorities.get(replica, replica), replica))
+                staying = control.able & control.members.staying
+                first = min(staying, key=lambda replica: (control.priorities.get(replica, replica), replica))
                 if control.record is None or control.record.master != first:
                     wanted[group] = first
                     control.designate(first, time.monotonic())
@@ -185,7 +245,8 @@ class Controller:
         control = self._groups.get(group)
         if control is None:
             raise InvalidArgumentError(
-                f"broker group {group!r} does not exist, or has only one replica, so no other replica can lead"
+                f"broker group {group!r} does not exist, or has only one replica and no Controller; see "
+                "replication.enable_controller_mode"
             )
         return control
 
@@ -203,6 +264,8 @@ class Controller:
             "epoch": None if record is None else record.epoch,
             "in_sync": sorted(in_sync),
             "learners": sorted(self._settings.learners.get(group, ())),
+            "members": control.members.to_plain(),
+            "change": _describe_change(control),
             "min_in_sync_replicas": self._min_in_sync(group),
             "reason": control.reason,
             "loss": "" if record is None else record.loss,
@@ -212,6 +275,11 @@ class Controller:
                 if watched.name.broker_name == group
             ],
         }
+
+    def _required_in_sync(self, group: str) -> int:
+        """Return the number of replicas of a group that must stay in sync while other replicas leave."""
+        planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
+        return planned[0].replication.required_in_sync if planned else 1
 
     def _min_in_sync(self, group: str) -> int:
         """Return the number of replicas that must be in sync before the group accepts messages."""
@@ -244,20 +312,22 @@ class Controller:
     def _watch_replica(self, watched: _WatchedReplica) -> None:
         while not self._stopping.is_set():
             with self._lock:
+                if self._watched.get(watched.name) is not watched:
+                    return  # the replica has left its broker group
                 order, watched.order = watched.order, None
                 record = self._groups[watched.name.broker_name].record
-                newest = None if record is None else record.sync_state_set
             asked_s = time.monotonic()
-            state, watched.error = self._send_order(watched, order, newest)
+            state, watched.error = self._send_order(watched, order, record)
             self._decide(watched.name.broker_name, state, asked_s)
             watched.wake.wait(PING_INTERVAL_S)
             watched.wake.clear()
 
     def _send_order(
-        self, watched: _WatchedReplica, order: Order | None, newest: SyncStateSet | None
+        self, watched: _WatchedReplica, order: Order | None, record: Record | None
     ) -> tuple[ReplicaState | None, str]:
+        newest, members = (None, None) if record is None else (record.sync_state_set, record.members)
         try:
-            state: ReplicaState = watched.actor.call("obey", order, newest, timeout_s=PING_TIMEOUT_S)
+            state: ReplicaState = watched.actor.call("obey", order, newest, members, timeout_s=PING_TIMEOUT_S)
         except RaymqError as error:
             return None, str(error)
         return state, ""
@@ -285,6 +355,7 @@ class Controller:
                         )
                 else:
                     self._assign_order(action)
+            self._watch_members(control)
             record = control.record
             new = record is not None and not control.reason and self._notified_epochs.get(group) != record.epoch
             if new and record is not None:
@@ -302,14 +373,18 @@ class Controller:
         self._failure = ""
         in_sync = sorted(record.sync_state_set.members)
         logger.warning(
-            "broker group %s: epoch %d, master %s, in sync %s", record.group, record.epoch, record.master, in_sync
+            "broker group %s: epoch %d, master %s, in sync %s, %s",
+            *(record.group, record.epoch, record.master, in_sync),
+            "replicas as in raymq.yaml" if record.members is None else f"members {record.members.to_plain()}",
         )
         return True
 
     def _assign_order(self, order: Order) -> None:
         """Replace a replica's pending order. The replica's thread sends the order with its next call. The thread is
         woken at once, except for a lease renewal."""
-        watched = self._watched[StorageName(order.group, order.replica)]
+        watched = self._watched.get(StorageName(order.group, order.replica))
+        if watched is None:
+            return  # the replica has just joined or left: the order is repeated if it is still needed
         watched.order = order
         if isinstance(order, Follow):
             name = ReplicatorName(order.group, order.replica)
@@ -335,11 +410,29 @@ def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
     return {"lag_bytes": None, "lag_s": None} if lag is None else {"lag_bytes": lag.lag_bytes, "lag_s": lag.lag_s}
 
 
+def _running_replicas() -> dict[str, frozenset[int]]:
+    """Return the replicas that have a storage actor, by broker group."""
+    found: dict[str, frozenset[int]] = {}
+    for text in running():
+        if text.startswith("storage-"):
+            name = StorageName.parse(text)
+            found[name.broker_name] = found.get(name.broker_name, frozenset()) | {name.replica}
+    return found
+
+
+def _describe_change(control: GroupControl) -> str:
+    """Return a sentence about the current change of a group's replicas and what it waits for; "" without a change."""
+    if not control.members.is_changing:
+        return ""
+    waits = f"the group has no master: {control.reason}" if control.reason else control.change_waits
+    return describe(control.members) + (f": {waits}" if waits else "")
+
+
 def _view(control: GroupControl) -> ReplicaGroupView:
-    record = control.record
+    record, members = control.record, control.members
     if record is None:
-        return ReplicaGroupView(None, frozenset())
-    return ReplicaGroupView(None if control.reason else record.master, record.sync_state_set.members)
+        return ReplicaGroupView(None, frozenset(), members)
+    return ReplicaGroupView(None if control.reason else record.master, record.sync_state_set.members, members)
 
 
 def _fields(record: Record) -> dict[str, Any]:
@@ -347,16 +440,18 @@ def _fields(record: Record) -> dict[str, Any]:
     stores = {str(replica): store_id for replica, store_id in one.stores.items()}
     fields: dict[str, Any] = {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
     before = {str(replica): store_id for replica, store_id in record.elected_from.items()}
-    return {**fields, "from": before, "incarnation": record.incarnation, "loss": record.loss}
+    fields |= {"from": before, "incarnation": record.incarnation, "loss": record.loss}
+    return fields if record.members is None else {**fields, "members": record.members.to_plain()}
 
 
 def _record(group: str, fields: Mapping[str, Any]) -> Record:
     epoch, version, stores = fields["set"]
-    members = {int(replica): store_id for replica, store_id in stores.items()}
+    stores_by_number = {int(replica): store_id for replica, store_id in stores.items()}
     before = {int(replica): store_id for replica, store_id in fields.get("from", {}).items()}
-    one = SyncStateSet(epoch, version, members)
+    one = SyncStateSet(epoch, version, stores_by_number)
     incarnation, loss = fields.get("incarnation", 0), fields.get("loss", "")
-    return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss)
+    members = ReplicaMembers.from_plain(fields["members"]) if "members" in fields else None
+    return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss, members)
 
 
 CONTROLLER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}

@@ -34,7 +34,9 @@ from typing import Final
 
 from actors.core.replica.candidates import Choice, Electorate, against_fixed_master, describe_lack, names
 from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
-from storage.replication.epochs import SyncStateSet
+from placement.membership import begin_change, cancel_change, next_step
+from raymq.common.errors import InvalidArgumentError
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 FIXED_MASTER: Final = 0
 """The number of the only replica that may lead with fixed roles (replication.broker_role)."""
@@ -51,6 +53,7 @@ class Record:
     `elected_from`: the sync-state set from which the master was elected, which is valid until the master leads. It maps
     each member to the id of the member's directory. `incarnation`: the incarnation of the master's directory at the
     election, 0 if unknown. `loss`: the acknowledged messages that the master lacked at the election, empty if none.
+    `members`: the group's replicas; None if they were never changed, so that raymq.yaml names them.
     """
 
     group: str
@@ -60,6 +63,7 @@ class Record:
     elected_from: Mapping[int, str] = field(default_factory=dict)
     incarnation: int = 0
     loss: str = ""
+    members: ReplicaMembers | None = None
 
 
 Action = Record | Lead | Renew | Follow | Drain
@@ -144,18 +148,25 @@ class _Account:
 class GroupControl:
     """The election state of one broker group.
 
-    `replicas`: the replicas that the plan names. `priorities`: the priority of each replica; the replica with the
-    smallest number is the preferred master. `learners`: replicas that never lead.
+    `planned`: the replicas that the plan names. They count until the group's replicas are changed
+    (placement.membership). `priorities`: the priority of each replica; the replica with the smallest number is the
+    preferred master. `learners`: replicas that never lead. `required_in_sync`: the number of replicas that stay in sync
+    while others leave. `running`: the replicas that had a storage actor when the Controller started. Without a journal
+    they may belong to the group, too.
     """
 
     group: str
-    replicas: frozenset[int]
+    planned: frozenset[int]
     rules: ControlRules = field(default_factory=ControlRules)
     priorities: Mapping[int, int] = field(default_factory=dict)
     learners: frozenset[int] = frozenset()
+    required_in_sync: int = 1
+    running: frozenset[int] = frozenset()
     record: Record | None = None
     reason: str = "no replica has reported yet"
     """The reason why the group has no master now; empty if the group has a master."""
+    change_waits: str = ""
+    """The reason why the current change of the group's replicas cannot go on now; empty without a reason."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
     """The newest state report of each replica, by replica number."""
     _lease_until_s: float = 0.0
@@ -172,6 +183,21 @@ class GroupControl:
     _designated_until_s: float = 0.0
     """The time at which the Controller drops the request to change the master, if the change has not happened
     by then."""
+
+    @property
+    def members(self) -> ReplicaMembers:
+        """The group's replicas. Without a decision of the Controller, these are the newest members that a replica
+        has reported, so that they survive the loss of the journal."""
+        planned = ReplicaMembers(0, self.planned)
+        if self.record is not None:
+            return self.record.members or planned
+        reported = [account.state.members for account in self._accounts.values()]
+        return max([planned, *(one for one in reported if one is not None)], key=lambda one: one.version)
+
+    @property
+    def replicas(self) -> frozenset[int]:
+        """The replicas that the group has now, including replicas that join or leave."""
+        return self.members.replicas
 
     @property
     def able(self) -> frozenset[int]:
@@ -202,19 +228,57 @@ class GroupControl:
             return
         self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
 
+    def change_replicas(self, count: int, replace_one: int | None = None) -> Record:
+        """Start a change to `count` replicas, and return the decision for the journal. `replace_one`: the replica that
+        a new replica replaces. Raises InvalidArgumentError if the change is not possible (placement.membership)."""
+        record = self._require_record()
+        now = begin_change(
+            self.group,
+            self.members,
+            count,
+            replace_one=replace_one,
+            in_sync=record.sync_state_set.members,
+            master=record.master,
+            required=self.required_in_sync,
+        )
+        return self._with_members(record, now)
+
+    def cancel_change(self) -> Record:
+        """Cancel the current change of the group's replicas, and return the decision for the journal. Raises
+        InvalidArgumentError if there is no change, or if a replica has already left."""
+        record = self._require_record()
+        return self._with_members(record, cancel_change(self.group, self.members))
+
+    def _require_record(self) -> Record:
+        if self.rules.fixed_master is not None or self.learners:
+            raise InvalidArgumentError(
+                f"the replicas of broker group {self.group!r} can be changed only by a restart, because broker_role or "
+                "learners is set"
+            )
+        if self.record is None:
+            raise InvalidArgumentError(f"broker group {self.group!r} has no master yet: {self.reason}")
+        return self.record
+
+    def _with_members(self, record: Record, members: ReplicaMembers) -> Record:
+        if members != self.members:
+            record = self.record = replace(record, members=members)
+        return record
+
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
         """Return the newest report of each replica that reported recently, by replica number."""
-        return {
-            replica: account.state
-            for replica, account in self._accounts.items()
-            if replica in self.replicas and now_s - account.at_s <= self.rules.dead_after_s
-        }
+        replicas, reporting = self.replicas, self.reporting(now_s)
+        return {replica: self._accounts[replica].state for replica in self._accounts if replica in replicas & reporting}
+
+    def reporting(self, now_s: float) -> frozenset[int]:
+        """Return the replicas that reported recently, including replicas that do not belong to the group."""
+        recent = {one for one, account in self._accounts.items() if now_s - account.at_s <= self.rules.dead_after_s}
+        return frozenset(recent)
 
     def tick(self, now_s: float) -> list[Action]:
         """Return the actions that the Controller must execute now for this broker group, in order."""
         alive = self.alive(now_s)
         if self.record is None:
-            self._recover(alive)
+            self._recover(alive, now_s)
             if self.record is None:
                 return []
             return [self.record, *self.tick(now_s)]
@@ -246,7 +310,7 @@ class GroupControl:
         moving = self._hand_over(state, alive, now_s)
         if moving:
             return moving
-        altered = self._alter(state, record)
+        altered = self._alter(state, record) or self._change_members(record, alive, now_s)
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
@@ -285,6 +349,21 @@ class GroupControl:
         self.record = replace(record, sync_state_set=SyncStateSet(now.epoch, now.version + 1, stores))
         return [self.record]
 
+    def _change_members(self, record: Record, alive: dict[int, ReplicaState], now_s: float) -> list[Record]:
+        """Return the decision with the next step of the current change of the group's replicas; an empty list if no
+        step is possible now."""
+        assert record.master is not None
+        step = next_step(self.members, record.sync_state_set.stores, record.master, alive, self.required_in_sync)
+        self.change_waits = step.waits
+        if step.successor is not None:
+            self.designate(step.successor, now_s)
+        if step.members is None or step.stores is None:
+            return []
+        now = record.sync_state_set
+        stores = now if step.stores == now.stores else SyncStateSet(now.epoch, now.version + 1, step.stores)
+        self.record = replace(record, sync_state_set=stores, members=step.members)
+        return [self.record]
+
     def _hand_over(self, state: ReplicaState, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
         record, to = self.record, self._designated
         assert record is not None
@@ -315,7 +394,7 @@ class GroupControl:
         if self._view_master(record, state) is not MasterView.ANNULLED:
             return []
         before = SyncStateSet(record.epoch, record.sync_state_set.version + 1, record.elected_from)
-        self.record = Record(self.group, record.epoch, None, before)
+        self.record = Record(self.group, record.epoch, None, before, members=record.members)
         return [self.record]
 
     def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
@@ -381,8 +460,9 @@ class GroupControl:
         replica = state.replica
         epoch = max([record.epoch, *(account.state.epoch for account in self._accounts.values())]) + 1
         first = SyncStateSet(epoch, record.sync_state_set.version + 1, {replica: state.store_id})
+        before = record.sync_state_set.stores
         self.record = Record(
-            self.group, epoch, replica, first, record.sync_state_set.stores, state.incarnation, loss=loss
+            self.group, epoch, replica, first, before, state.incarnation, loss=loss, members=record.members
         )
         self._led_incarnation, self._due_since_s = -1, None
         self.reason = f"replica {replica} was elected and has not answered yet"
@@ -415,10 +495,12 @@ class GroupControl:
             if replica != record.master and not state.failed and (state.role, state.epoch, state.master) != followed
         ]
 
-    def _recover(self, alive: dict[int, ReplicaState]) -> None:
+    def _recover(self, alive: dict[int, ReplicaState], now_s: float) -> None:
         """Rebuild the broker group's record (the Controller's last decision) from the replicas' reports, if the journal
         has no record. Waits until every replica has reported."""
-        missing = self.replicas - alive.keys()
+        # A replica that left the group, or has just joined it, may not have received the newest members. So wait for
+        # each replica that runs, unless the newest members say that it has left.
+        missing = (self.replicas | self.running - self.members.removed) - self.reporting(now_s)
         if missing:
             self.reason = (
                 f"the Controller's journal has no entry of this broker group, and replica {names(missing)} does "
@@ -432,4 +514,5 @@ class GroupControl:
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}
         stores, version = (everybody, 0) if newest is None else (newest.stores, newest.version)
-        self.record = Record(self.group, epoch, None, SyncStateSet(epoch, version, stores))
+        members = self.members if self.members.version else None
+        self.record = Record(self.group, epoch, None, SyncStateSet(epoch, version, stores), members=members)

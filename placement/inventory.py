@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +14,15 @@ from actors.actor_class import remote_function
 from placement.replica_nodes import Node, carrying
 from raymq.common.config.cluster import data_dir_here
 from raymq.common.config.values import COMMIT_LOG_DIR
+from raymq.common.errors import StoreCorruptError
 from raymq.common.names import NAMESPACE
 from raymq.remoting.actor_ref import resolve
+from storage.files.config_files import ConfigFiles
 from storage.files.lock import stores_below
+from storage.replication.epochs import ReplicaMembers
+from storage.replication.replica_files import MEMBERS_FILE, read_members
+
+logger = logging.getLogger(__name__)
 
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"
@@ -46,12 +53,12 @@ def inventory(
         if node_id not in able:
             continue
         ip, labels = node["NodeManagerAddress"], dict(node.get("Labels") or {})
-        stores = (
+        stores, members = (
             resolve(asked[node_id], f"the list of stores on node {ip}", timeout_s)
             if node_id in asked
             else _list_stores(str(data_dir))
         )
-        nodes.append(Node(node_id, ip, stores, labels.get(ZONE_LABEL, ""), node_id in draining, labels))
+        nodes.append(Node(node_id, ip, stores, labels.get(ZONE_LABEL, ""), node_id in draining, labels, members))
     return nodes
 
 
@@ -68,12 +75,27 @@ def _start_listing(node_id: str, data_dir: Path) -> Any:
     return _remote_list_stores.options(scheduling_strategy=strategy).remote(str(data_dir))
 
 
-def _list_stores(data_dir: str) -> dict[str, int]:
-    """Return the size in bytes of each store's log on this node, by the name of the store directory."""
-    return {
-        store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*"))
-        for store in stores_below(data_dir_here(Path(data_dir)))
+def _list_stores(data_dir: str) -> tuple[dict[str, int], dict[str, ReplicaMembers]]:
+    """Return the size in bytes of each store's log on this node, and the members of the store's broker group as far as
+    the store knows them. Both are by the name of the store directory."""
+    stores = list(stores_below(data_dir_here(Path(data_dir))))
+    sizes = {
+        store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*")) for store in stores
     }
+    members = {store.name: _members_in(store) for store in stores}
+    return sizes, {name: one for name, one in members.items() if one is not None}
+
+
+def _members_in(store: Path) -> ReplicaMembers | None:
+    """Return the members of a broker group from the directory of one of its stores; None if it has none. A file that
+    cannot be read counts as missing: the other replicas have it, too."""
+    if not (store / "config" / MEMBERS_FILE).exists():
+        return None
+    try:
+        return read_members(ConfigFiles(store))
+    except (StoreCorruptError, OSError) as error:
+        logger.warning("the replicas of a broker group cannot be read: %s", error)
+        return None
 
 
 _remote_list_stores = ray.remote(num_cpus=0, max_retries=0)(remote_function(_list_stores))

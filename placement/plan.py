@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from placement.election import FIXED_MASTER, ControlRules
-from placement.replica_nodes import STORE_NAME, Node, choose_nodes, store_directory
+from placement.replica_nodes import STORE_NAME, Node, changed_members, choose_nodes, store_directory
 from placement.specs import ControllerSettings, StoragePlan
 from raymq.common.config.cluster import BrokerSettings, ClusterSettings, data_dir_here
 from raymq.common.config.metrics import MetricsSettings
 from raymq.common.config.store import StoreOptions, StoreSettings
 from raymq.common.errors import ConfigError
 from raymq.common.names import CONTROLLER, NameServerName, StorageName
+from storage.replication.epochs import ReplicaMembers
 
 FIRST_PORT = 10911
 """RocketMQ's listen port. The first store writes this port into its message ids. No process listens on the port:
@@ -57,7 +58,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
     servers = tuple(NameServerName(index) for index in range(settings.name_servers))
     nameservers = tuple(NameServerPlan(name, settings.data_dir / str(name) / KV_FILE) for name in servers)
     replication, metrics = settings.replication, _metrics(settings)
-    names = [StorageName(group, replica) for group in settings.broker_names for replica in range(replication.replicas)]
+    replicas = _replicas_of(settings, nodes)
+    names = [StorageName(group, replica) for group in settings.broker_names for replica in replicas[group]]
     replica_nodes = choose_nodes(names, nodes, spread=replication.spread, known=known)
     storages = []
     for index, name in enumerate(names):
@@ -71,7 +73,7 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
             name,
             servers,
             settings.broker,
-            replication.replicas,
+            replicas[name],
             replication.slave_read_enable,
             settings.rebalance_servers,
             metrics,
@@ -84,10 +86,20 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
         nameservers,
         tuple(storages),
         brokers,
-        _controller(settings, storages) if replication.replicas > 1 else None,
+        _controller(settings, storages, replicas) if replication.has_controller else None,
         settings.rebalance_servers,
         metrics,
     )
+
+
+def _replicas_of(settings: ClusterSettings, nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
+    """Return the replicas of each broker group: the group's members if they were changed while the group ran
+    (placement.membership), else as many as `replication.replicas`."""
+    changed = changed_members(nodes)
+    plain = range(settings.replication.replicas)
+    return {
+        group: tuple(sorted(changed[group].replicas if group in changed else plain)) for group in settings.broker_names
+    }
 
 
 def store_options(settings: ClusterSettings) -> StoreOptions:
@@ -117,23 +129,47 @@ def with_found_stores(
     if groups > settings.broker_groups and "broker_groups" not in given:
         settings = settings.model_copy(update={"broker_groups": groups})
         notes.append(f"starting {groups} broker groups: the data directory holds their stores")
+    changed = changed_members(nodes)
+    if changed and not settings.replication.has_controller:
+        # The replicas of these groups were changed, so they have several replicas, or had. Without a Controller each
+        # of their replicas would lead.
+        replication = settings.replication.model_copy(update={"enable_controller_mode": True})
+        settings = settings.model_copy(update={"replication": replication})
+    notes += [
+        f"{group} has the replicas {', '.join(map(str, sorted(members.replicas)))}, as `raymq broker replicas` has "
+        "changed them; `replication.replicas` does not count for this broker group"
+        for group, members in sorted(changed.items())
+    ]
     both = sorted(left_out & set(settings.broker_names))
     if both:
         raise ConfigError(
             f"leave_out names {both[0]}, but broker_groups ({settings.broker_groups}) includes this broker group"
         )
-    _refuse_missed(settings, groups, kept, found)
+    removed = {name for name in kept if name.replica in _removed(changed, name.broker_name)}
+    _refuse_missed(settings, groups, kept - removed, found, changed)
     left = sorted(set(found) - kept)
     if left:
         notes.append(f"leaving out {_listed(left, found)}: leave_out names it")
+    if removed:
+        notes.append(f"leaving out {_listed(sorted(removed), found)}: removed with `raymq broker replicas`")
     return settings, notes
 
 
+def _removed(changed: Mapping[str, ReplicaMembers], group: str) -> frozenset[int]:
+    """Return the replicas that have left a broker group."""
+    return changed[group].removed if group in changed else frozenset()
+
+
 def _refuse_missed(
-    settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
+    settings: ClusterSettings,
+    groups: int,
+    kept: Collection[StorageName],
+    found: Mapping[StorageName, Node],
+    changed: Mapping[str, ReplicaMembers],
 ) -> None:
     """Raise ConfigError if `settings` would not start a store that must be kept. `kept`: the found stores that the
-    setting `leave_out` does not name. `groups`: the number of broker groups that these stores need."""
+    setting `leave_out` does not name. `groups`: the number of broker groups that these stores need. `changed`: the
+    members of the broker groups whose replicas were changed."""
     missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
     if missed:
         group = missed[0].broker_name
@@ -143,7 +179,20 @@ def _refuse_missed(
             f"{groups}`), or leave one out on purpose with --leave-out {group} (in raymq.yaml: `leave_out: "
             f"[{group}]`)"
         )
-    extra = [name for name in sorted(kept) if name.replica >= settings.replication.replicas]
+    unknown = [
+        name
+        for name in sorted(kept)
+        if name.broker_name in changed and name.replica not in changed[name.broker_name].replicas
+    ]
+    if unknown:
+        directory = store_directory(unknown[0])
+        raise ConfigError(
+            f"{_listed(unknown, found)}: the other replicas on disk do not name this replica, which may have messages "
+            f"that they lack. Start the nodes of all replicas (--wait-nodes), or leave it out on purpose with "
+            f"--leave-out {directory} (in raymq.yaml: `leave_out: [{directory}]`)"
+        )
+    plain = [name for name in sorted(kept) if name.broker_name not in changed]
+    extra = [name for name in plain if name.replica >= settings.replication.replicas]
     if extra:
         replicas, directory = max(name.replica for name in extra) + 1, store_directory(extra[0])
         raise ConfigError(
@@ -204,20 +253,20 @@ def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
     return StoreSettings(**values, store_path_root_dir=root)
 
 
-def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> ControllerSettings:
+def _controller(
+    settings: ClusterSettings, storages: Sequence[StoragePlan], replicas: Mapping[str, Sequence[int]]
+) -> ControllerSettings:
     replication = settings.replication
-    replicas = frozenset(range(replication.replicas))
-    learners = frozenset(range(replication.replicas - replication.learners, replication.replicas))
     return ControllerSettings(
         settings.data_dir / CONTROLLER / JOURNAL_FILE,
-        dict.fromkeys(settings.broker_names, replicas),
+        {group: frozenset(own) for group, own in replicas.items()},
         # Successive broker groups prefer replicas with different numbers as masters, so that the masters are spread
         # over the nodes.
         {
-            group: {replica: (replica - index) % replication.replicas for replica in replicas}
+            group: {replica: (place - index) % len(replicas[group]) for place, replica in enumerate(replicas[group])}
             for index, group in enumerate(settings.broker_names)
         },
-        dict.fromkeys(settings.broker_names, learners),
+        dict.fromkeys(settings.broker_names, replication.learner_numbers),
         ControlRules(
             unclean=replication.enable_elect_unclean_master,
             fixed_master=None if replication.broker_role is None else FIXED_MASTER,

@@ -18,7 +18,7 @@ from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
 from placement.specs import ControllerSettings
 from raymq.common.errors import RaymqError
-from raymq.common.names import StorageName
+from raymq.common.names import ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
 
 RECONCILE_INTERVAL_S: Final = 1.0
@@ -43,7 +43,9 @@ class Reconciler:
         designate: Callable[[str, int], None],
     ) -> None:
         self._data_dir, self._node_label = settings.data_dir, settings.node_label
-        self._plans = {plan.name: plan for plan in settings.storages}
+        self._planned = {plan.name: plan for plan in settings.storages}
+        self._plans = dict(self._planned)
+        """The plan of each replica that the cluster has now."""
         self._groups, self._draining, self._designate = groups, draining, designate
         options = settings.storages[0].replication
         self._repair = Repair(
@@ -76,13 +78,15 @@ class Reconciler:
 
     def _round(self) -> None:
         running_actors = set(running())
+        groups = self._groups()
+        self._follow_members(groups, running_actors)
         self.node_ids = {name: node for name, node in self.node_ids.items() if str(name) in running_actors}
         present = {name: self._node_id(name) for name in self._plans if str(name) in running_actors}
         draining = self._draining()
         moves = Moves()
         if len(present) < len(self._plans) or draining:
             nodes = inventory(self._data_dir, draining, RECONCILE_INVENTORY_TIMEOUT_S, self._node_label)
-            moves = self._repair.decide(nodes, present, self._groups(), time.monotonic())
+            moves = self._repair.decide(nodes, present, groups, time.monotonic())
         self.notes = moves.notes
         for name, node in moves.start.items():
             self._start(name, node)
@@ -94,6 +98,24 @@ class Reconciler:
         if moves.vacate is not None:
             logger.warning("%s is stopped, because its node is drained", moves.vacate)
             end_actor(str(moves.vacate))
+
+    def _follow_members(self, groups: Mapping[str, ReplicaGroupView], running_actors: set[str]) -> None:
+        """Plan the replicas that were added to broker groups, and end the actors of replicas that have left. The
+        directories of these replicas stay on their disks."""
+        for group, view in groups.items():
+            if view.members is None:
+                continue
+            template = next(plan for name, plan in self._planned.items() if name.broker_name == group)
+            mine = {StorageName(group, replica) for replica in view.members.replicas}
+            others = {name: plan for name, plan in self._plans.items() if name.broker_name != group}
+            own = {name: self._planned.get(name) or template.for_replica(name.replica) for name in mine}
+            self._plans = {**others, **own}
+            for replica in sorted(view.members.removed):
+                for actor in (str(ReplicatorName(group, replica)), str(StorageName(group, replica))):
+                    if actor in running_actors:
+                        logger.warning("%s ends, because replica %d has left broker group %s", actor, replica, group)
+                        end_actor(actor)
+        self._repair.replicas = sorted(self._plans)
 
     def _start(self, name: StorageName, node: Node) -> None:
         logger.warning("%s is started on %s (%s)", name, node.ip, node.node_id)

@@ -24,6 +24,7 @@ from typing import Final
 from placement.replica_nodes import Node, choose_nodes, store_directory
 from raymq.common.errors import ConfigError
 from raymq.common.names import StorageName
+from storage.replication.epochs import ReplicaMembers
 
 _ONLY_COPY: Final = (
     "the replica's node is not available, and the replica's directory may be the only one with all messages: "
@@ -33,10 +34,16 @@ _ONLY_COPY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupView:
-    """The current state of a broker group: its master (None if the group has none) and the in-sync replicas."""
+    """The current state of a broker group: its master (None if the group has none), the in-sync replicas, and the
+    members; None if the Controller does not change the members."""
 
     master: int | None
     in_sync: frozenset[int]
+    members: ReplicaMembers | None = None
+
+    def is_joining(self, replica: int) -> bool:
+        """Return True if a replica was added and has never been in sync, so that it may start without a directory."""
+        return self.members is not None and replica in self.members.joining
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class Repair:
     def __init__(
         self, replicas: Sequence[StorageName], *, spread: bool, replace_after_s: float, min_in_sync: int
     ) -> None:
-        self._replicas = sorted(replicas)
+        self.replicas = sorted(replicas)
+        """All replicas of the cluster, which the Reconciler keeps up to date."""
         self._spread, self._replace_after_s, self._min_in_sync = spread, replace_after_s, min_in_sync
         self._away_since: dict[StorageName, float] = {}
 
@@ -76,7 +84,7 @@ class Repair:
         actor's node; the id is empty if unknown. `now_s`: the time in seconds."""
         start: dict[StorageName, Node] = {}
         notes: dict[StorageName, str] = {}
-        for name in self._replicas:
+        for name in self.replicas:
             if name in present:
                 self._away_since.pop(name, None)
                 continue
@@ -95,7 +103,7 @@ class Repair:
         """Return the reason why the Controller must not start a storage actor for a replica now; empty if it may start
         one."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
-        if any(not node.draining for node in holders):
+        if any(not node.draining for node in holders) or group.is_joining(name.replica):
             return ""
         if group.master is None or name.replica in group.in_sync:
             return _ONLY_COPY
@@ -117,11 +125,11 @@ class Repair:
     ) -> Moves:
         draining = {node.node_id for node in nodes if node.draining}
         notes: dict[StorageName, str] = {}
-        for name in self._replicas:
+        for name in self.replicas:
             if present[name] not in draining:
                 continue
             group, node = groups[name.broker_name], self._choose_node(name, nodes, present)
-            replicas = {other.replica for other in self._replicas if other.broker_name == name.broker_name}
+            replicas = {other.replica for other in self.replicas if other.broker_name == name.broker_name}
             others = sorted(group.in_sync - {name.replica})
             if isinstance(node, str):
                 notes[name] = node

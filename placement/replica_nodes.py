@@ -21,6 +21,7 @@ from typing import Final
 
 from raymq.common.errors import ConfigError
 from raymq.common.names import StorageName
+from storage.replication.epochs import ReplicaMembers
 
 STORE_NAME: Final = re.compile(r"(broker-[a-z])-([0-9]+)")
 """Pattern of a store directory's name: the broker group and the replica number."""
@@ -32,7 +33,8 @@ class Node:
 
     `stores`: the store directories below the node's data directory, by name, with their log sizes in bytes. `zone`: the
     node's label ray.io/availability-zone; empty if the node has no such label. `draining`: True if all replicas that
-    can run on another node must leave this node.
+    can run on another node must leave this node. `members`: the members of a broker group that each store knows, by the
+    name of the store directory; stores of groups whose replicas were never changed are missing.
     """
 
     node_id: str
@@ -41,6 +43,7 @@ class Node:
     zone: str = ""
     draining: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, ReplicaMembers] = field(default_factory=dict)
 
 
 def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[str]:
@@ -59,6 +62,17 @@ def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[
             f"labels are: {', '.join(there) or 'none'}"
         )
     return able
+
+
+def changed_members(nodes: Iterable[Node]) -> dict[str, ReplicaMembers]:
+    """Return the newest known members of each broker group whose replicas were changed, by the name of the group."""
+    newest: dict[str, ReplicaMembers] = {}
+    for node in nodes:
+        for directory, members in node.members.items():
+            match = STORE_NAME.fullmatch(directory)
+            if match is not None and (match[1] not in newest or members.version > newest[match[1]].version):
+                newest[match[1]] = members
+    return newest
 
 
 def store_directory(name: StorageName) -> str:

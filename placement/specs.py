@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from placement.election import ControlRules
-from placement.replica_nodes import Node
+from placement.replica_nodes import Node, store_directory
 from raymq.common.config.cluster import ReplicationOptions
 from raymq.common.config.metrics import MetricsSettings
 from raymq.common.config.store import StoreSettings
-from raymq.common.names import StorageName
+from raymq.common.names import BROKER_GROUPS_MAX, StorageName
+
+ADDED_PORTS: Final = 11911
+"""The first port of the stores of replicas that were added to a running broker group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,27 @@ class StoragePlan:
         """Return a copy of this replica's plan with another node for the replica."""
         return replace(self, node_id=node.node_id, store_host=(node.ip, self.store_host[1]))
 
+    def for_replica(self, replica: int) -> StoragePlan:
+        """Return the plan of another replica of the same broker group. Its node is not chosen yet."""
+        name = StorageName(self.name.broker_name, replica)
+        root = self.settings.store_path_root_dir.with_name(store_directory(name))
+        logs = {
+            key: [path.with_name(root.name) for path in getattr(self.settings, key)]
+            for key in ("store_path_commit_log", "read_only_commit_log_store_paths")
+        }
+        settings = self.settings.model_copy(update={"store_path_root_dir": root, **logs})
+        # Each store has its own port, because the port identifies the store in message ids. The plan counts ports from
+        # FIRST_PORT up, so ports from ADDED_PORTS on are free.
+        port = ADDED_PORTS + replica * BROKER_GROUPS_MAX + ord(name.broker_name[-1]) - ord("a")
+        return replace(self, name=name, node_id="", settings=settings, store_host=("", port))
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
     """The Controller's settings.
 
-    `journal`: the Controller's journal file, on the disk of its node. `groups`: broker group to its replicas.
+    `journal`: the Controller's journal file, on the disk of its node. `groups`: broker group to its replicas, before
+    changes of its replicas (placement.membership).
     `priorities`: by group and replica; the smallest number leads first. `learners`: by group, the replicas that never
     lead. `storages`: the initial plan of every replica, below `data_dir` of its node. Repair restarts replicas from
     these plans, on nodes with the label `node_label`.

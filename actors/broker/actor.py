@@ -121,6 +121,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         """The storage actor from which this broker read its current state, and the epoch in which that actor was the
         master."""
         self._another_leads = threading.Event()
+        self._copied: tuple[list[str], frozenset[str]] = store.replicas, store.stores
+        """The replicas, and the directories in the sync-state set, to which the snapshot of the state is written."""
         self._life = next_life(settings.broker_name)
         self._nodes: dict[int, str] = {}
         self._registrar = Registrar(
@@ -419,10 +421,18 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         """Ask the Controller which replica of this group is the master.
 
         If there is a new master, the broker sends its calls to the new master from now on, and a thread reads that
-        master's log. Does nothing in a group of one replica. Raises RaymqError if the Controller does not answer.
+        master's log. If the group's replicas have changed, the next snapshot of the state is written to all of them.
+        Does nothing in a group without a Controller. Raises RaymqError if the Controller does not answer.
         """
-        if self._settings.replicas > 1 and self._store.find():
+        if not self._settings.replication.has_controller:
+            return
+        if self._store.find():
             self._another_leads.set()
+        copied = self._store.replicas, self._store.stores
+        if copied != self._copied:
+            # A replica has joined or left, or a directory has come into the sync-state set. It may lack the snapshot.
+            self._copied = copied
+            self._log.change_copies(self._store.copies(self._store.storage))
 
     def _read_master(self) -> None:
         """Read the broker's state from its store's master, and register with the NameServers, if the master has changed
@@ -464,13 +474,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
 
     def _follow_masters(self) -> None:
         """Ask the Controller for the group's current master at intervals."""
-        while self._settings.replicas > 1 and not self._stopping.is_set():
+        while self._settings.replication.has_controller and not self._stopping.is_set():
             self._try(self.look_for_master)
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _read_masters(self) -> None:
         """Read the state of each new master as soon as the Controller has named it."""
-        if self._settings.replicas == 1:
+        if not self._settings.replication.has_controller:
             self._log.load_until(self._stopping)
             return
         while not self._stopping.is_set():

@@ -36,22 +36,27 @@ T = TypeVar("T")
 
 
 class MasterStore:
-    """Finds and calls the master of one broker group of `replicas` replicas. The master is replica 0 until the
-    Controller names another replica.
+    """Finds and calls the master of one broker group. `replicas`: the replicas of the group at the start. The master is
+    the first replica until the Controller names another replica.
 
     Thread-safe. Each call waits up to STORE_TIMEOUT_S, also while the storage actor restarts or the master changes. So
     every call must be safe to repeat.
     """
 
-    def __init__(self, broker_name: str, replicas: int, storages: StorageClients) -> None:
+    def __init__(self, broker_name: str, replicas: Sequence[int], storages: StorageClients) -> None:
         self._broker_name = broker_name
         self._storages = storages
         self._lock = threading.Lock()
         self._epoch = 0
-        self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
-        """The names of all storage actors of the broker group, one per replica."""
+        self.replicas = self._names(replicas)
+        """The names of all storage actors of the broker group, one per replica, as found by the last lookup."""
+        self.stores: frozenset[str] = frozenset()
+        """The ids of the directories in the sync-state set, as found by the last lookup."""
         self.storage = storages.get(self.replicas[0])
         """The storage actor of the master, as found by the last lookup."""
+
+    def _names(self, replicas: Sequence[int]) -> list[str]:
+        return [str(StorageName(self._broker_name, replica)) for replica in replicas]
 
     @property
     def epoch(self) -> int:
@@ -69,12 +74,13 @@ class MasterStore:
         return [self._storages.get(name) for name in self.replicas if name != master.name]
 
     def find(self) -> bool:
-        """Ask the Controller for the group's master. Returns True if the master or its epoch has changed.
+        """Ask the Controller for the group's master and replicas. Returns True if the master or its epoch has changed.
 
         Raises RaymqError if the Controller does not answer.
         """
         leader: GroupLeader = ActorRef(CONTROLLER).call("leader", self._broker_name, timeout_s=LEADER_TIMEOUT_S)
         with self._lock:
+            self.replicas, self.stores = self._names(leader.replicas), leader.stores
             if leader.master is None or leader.epoch <= self._epoch:
                 return False
             logger.warning("%s: replica %d leads epoch %d", self._broker_name, leader.master, leader.epoch)

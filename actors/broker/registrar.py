@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -123,9 +123,9 @@ class Registrar:
         """Send a heartbeat to all NameServers, and register at those NameServers that do not have the broker's current
         version. At intervals, register at all NameServers."""
         description = self._describe()
-        # Register the broker again if its replicas have moved to other nodes, because such a move does not change the
-        # data version.
-        moved = self._told is None or description.nodes != self._told.nodes
+        # Register the broker again if its replicas have changed or moved to other nodes, because this does not change
+        # the data version.
+        moved = self._told is None or _places(description) != _places(self._told)
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
@@ -160,3 +160,8 @@ class Registrar:
         except RaymqError as error:
             logger.info("broker %s: NameServer %s did not accept %s: %s", self._broker_name, server.name, method, error)
             return _AWAY
+
+
+def _places(registration: BrokerRegistration) -> tuple[Mapping[int, str], Mapping[int, str]]:
+    """Return the storage actors of a broker group, and their nodes."""
+    return registration.storages, registration.nodes

@@ -37,6 +37,8 @@ copied to enough replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
 """Number of consecutive snapshots that must include a state change before retention may delete the change's records
 from the log. The disk keeps two snapshots: a file and its .bak copy."""
+NO_SNAPSHOT: Final = -1
+"""Stands for the position of the last snapshot while a store may have no snapshot."""
 REPLAY_BATCH: Final = 1000
 
 LEASE_CLOCK: Final = LeaseClock(
@@ -268,6 +270,12 @@ class StoredState:
         if replaced is not None:
             raise replaced
 
+    def change_copies(self, copies: Sequence[StorageClient]) -> None:
+        """Change the stores that get a copy of each snapshot. The next `snapshot` writes to all of them, even if the
+        state has not changed, because a new store has no snapshot."""
+        with self._lock:
+            self._copies, self._snapshot_position = copies, NO_SNAPSHOT
+
     def snapshot(self) -> None:
         """Write the snapshot of the broker's state to the stores. Does nothing if every store already has the current
         state twice (the file and its .bak copy).
@@ -295,5 +303,5 @@ class StoredState:
                 logger.info("cannot write the state snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:
-            if self._storage is storage and self._ready.is_set():
+            if self._storage is storage and self._copies is copies and self._ready.is_set():
                 self._snapshot_position, self._snapshots_left = position, left

@@ -58,6 +58,7 @@ from raymq.common.protocol.store import (
     Hole,
 )
 from storage.replication.epochs import (
+    ReplicaMembers,
     SyncStateSet,
 )
 from storage.running_flags import RunningFlag
@@ -74,9 +75,11 @@ class Replica(MasterSide, FollowerSide):
     master and of a follower.
     """
 
-    def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Execute an order of the Controller, unless the order is outdated, and store the sync-state set `newest`.
-        Returns this replica's state report afterwards.
+    def obey(
+        self, order: Order | None, newest: SyncStateSet | None, members: ReplicaMembers | None = None
+    ) -> ReplicaState:
+        """Execute an order of the Controller, unless the order is outdated. First store the sync-state set `newest` and
+        the members of the broker group. Returns this replica's state report afterwards.
 
         While the log is being aligned, which may take long, Lead and Follow orders are skipped: the Controller repeats
         them.
@@ -85,6 +88,9 @@ class Replica(MasterSide, FollowerSide):
             with self._changed:
                 if newest is not None:
                     self._files.note_set(newest)
+                if members is not None:
+                    self._files.note_members(members)
+                    self._note_removed()
             self._carry_out(order)
         except NotMasterError as error:
             logger.info(
@@ -99,6 +105,11 @@ class Replica(MasterSide, FollowerSide):
             self._refuse_without_room(error)
             self._store.gate.fail(error)
         return self.account()
+
+    def _note_removed(self) -> None:
+        """If this replica is the master, stop counting the copies of replicas that have left the broker group."""
+        if self._sync is not None and self._files.members is not None:
+            self._sync.note_removed(self._files.members.removed)
 
     def _carry_out(self, order: Order | None) -> None:
         if isinstance(order, (Lead, Follow)):
@@ -152,6 +163,7 @@ class Replica(MasterSide, FollowerSide):
             self._caught_up, self._refusal = True, ""
             self._note_confirmed(end)
             self._sync = self._rules.begin(self._replica, first, end, self._clock_s())
+            self._note_removed()
             self._hole_reports = HoleReports(self._replica, self._clock_s(), self._rules.hole_wait_s)
             self._store.show(end)
             self._notified_offset = -1
@@ -212,6 +224,7 @@ class Replica(MasterSide, FollowerSide):
                 hole_bytes=self._hole_bytes(),
                 caught_up=self._caught_up,
                 refusal=self._refusal,
+                members=self._files.members,
             )
 
     def _proposal(self) -> SyncStateSet | None:

@@ -73,7 +73,7 @@ from storage.files.config_files import ConfigFiles
 from storage.files.lock import stores_below
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE
-from storage.replication.epochs import EpochHistory, SyncStateSet
+from storage.replication.epochs import EpochHistory, ReplicaMembers, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
@@ -106,7 +106,7 @@ class Storage:
     ) -> None:
         take_turns_quickly()
         self._name = name
-        self._replication = replication if replication is not None and replication.replicas > 1 else None
+        self._replication = replication if replication is not None and replication.has_controller else None
         root = settings.store_path_root_dir
         self._settings = settings.model_copy(update={"store_path_root_dir": path_here(root, root.parent)})
         self._store_host = store_host
@@ -257,7 +257,7 @@ class Storage:
         if config.read(HOLDS_FILE) is None:
             # As long as this store has no snapshot of the broker's state, retention must keep all state records.
             config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
-        name, learner = self._name, self._name.replica >= options.replicas - options.learners
+        name, learner = self._name, self._name.replica in options.learner_numbers
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
 
     def _master_store(self) -> MessageStore:
@@ -478,11 +478,13 @@ class Storage:
     # Methods that replicas, Replicators and the Controller call (actors.replica.replica)
 
     @ray.method(concurrency_group="orders")
-    def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Let this actor's replica store `newest`, the Controller's newest sync-state set. Then let the replica execute
-        `order`, the Controller's order. An argument may be None. Returns the replica's state report. See `Replica.obey`
-        for outdated orders."""
-        return self._require_replica().obey(order, newest)
+    def obey(
+        self, order: Order | None, newest: SyncStateSet | None, members: ReplicaMembers | None = None
+    ) -> ReplicaState:
+        """Let this actor's replica store `newest`, the Controller's newest sync-state set, and `members`, the replicas
+        of the broker group. Then let the replica execute `order`, the Controller's order. An argument may be None.
+        Returns the replica's state report. See `Replica.obey` for outdated orders."""
+        return self._require_replica().obey(order, newest, members)
 
     @ray.method(concurrency_group="replicate")
     def following(self, wait_s: float) -> Following | None:

@@ -23,6 +23,8 @@ CONTROLLER: Final = "controller"
 
 BROKER_GROUPS_MAX: Final = 26
 """Maximum number of broker groups in a cluster. A letter names each group, from broker-a to broker-z."""
+REPLICAS_OF_GROUP_MAX: Final = 9
+"""Maximum number of replicas of a broker group."""
 USERS_BROKER: Final = "broker-a"
 """Name of the first broker group, which stores the changes of users and policies."""
 

@@ -9,15 +9,16 @@ This module contains the comparison of two logs, and values that are both sent a
 sent are in actors.core.replica.orders.
 
 These values survive a crash: the epochs, in each replica's epoch file (storage.replication.epoch_file), and the
-sync-state set, in each member's `config/syncStateSet.json` (storage.replication.replica_files) and in the Controller's
-journal. A LogChunk and an EpochHistory do not survive a crash: they are read again from the log and the epoch file.
+sync-state set and the ReplicaMembers, in two files of each replica's `config/` (storage.replication.replica_files) and
+in the Controller's journal. A LogChunk and an EpochHistory do not survive a crash: they are read again from the log and
+the epoch file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from raymq.common.protocol.store import HoleCopy
 
@@ -64,6 +65,50 @@ class SyncStateSet:
     def order(self) -> tuple[int, int]:
         """Sort key (epoch, version): of two sync-state sets, the set with the larger key is newer."""
         return self.epoch, self.version
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMembers:
+    """The replicas of a broker group, after a change of their number. Each step of a change has the next `version`.
+
+    A group whose replicas were never changed has version 0; raymq.yaml then names its replicas. `replicas`: all
+    replicas that have a storage actor. `joining`: the replicas among them that have not been in the sync-state set
+    since they were added. `leaving`: the replicas that end as soon as no replica is joining. `added`: the replicas that
+    the current change has added. `removed`: the replicas that have left. Their numbers are never used again, and their
+    directories stay on disk. `is_final`: True if the current change can no longer be cancelled.
+    """
+
+    version: int
+    replicas: frozenset[int]
+    joining: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+    added: frozenset[int] = frozenset()
+    removed: frozenset[int] = frozenset()
+    is_final: bool = False
+
+    @property
+    def is_changing(self) -> bool:
+        """True while a change of the replicas has not ended."""
+        return bool(self.joining or self.leaving)
+
+    @property
+    def staying(self) -> frozenset[int]:
+        """The replicas that the group has after the current change."""
+        return self.replicas - self.leaving
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the values as JSON types."""
+        sets = {name: sorted(getattr(self, name)) for name in _MEMBER_SETS}
+        return {"version": self.version, **sets, "is_final": self.is_final}
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> ReplicaMembers:
+        """Parse the result of `to_plain`. Raises KeyError, TypeError or ValueError if it has another form."""
+        sets = {name: frozenset(map(int, fields[name])) for name in _MEMBER_SETS}
+        return cls(int(fields["version"]), **sets, is_final=bool(fields["is_final"]))
+
+
+_MEMBER_SETS: Final = ("replicas", "joining", "leaving", "added", "removed")
 
 
 @dataclass(frozen=True, slots=True)

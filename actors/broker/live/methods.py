@@ -45,7 +45,7 @@ class SettingsMethods(ABC):
     def __init__(self, settings: BrokerSettings, store: MasterStore, storages: StorageClients) -> None:
         self._started_with = settings
         self._start = LiveOptions(settings.options, settings.store, settings.replication, settings.metrics.options)
-        self._replica_names, self._storage_of = store.replicas, storages.get
+        self._master_store, self._storage_of = store, storages.get
         self._followed: dict[str, SettingValue] = {}
         """The changes of live settings that the broker has applied to itself."""
         self._refused: dict[str, str] = {}
@@ -123,7 +123,7 @@ class SettingsMethods(ABC):
         """
         with self._tell_lock:
             wanted = changes_for_stores(self._log.ready().settings)
-            for name in self._replica_names:
+            for name in self._master_store.replicas:
                 if self._told.get(name) == wanted and not again:
                     continue
                 try:
@@ -146,4 +146,4 @@ class SettingsMethods(ABC):
 
     def _behind(self) -> tuple[str, ...]:
         wanted = changes_for_stores(self._log.ready().settings)
-        return tuple(name for name in self._replica_names if self._told.get(name, {}) != wanted)
+        return tuple(name for name in self._master_store.replicas if self._told.get(name, {}) != wanted)

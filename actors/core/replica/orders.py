@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from storage.replication.epochs import SyncStateSet
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 MASTER_LEASE_S: Final = 1.5
 """Lease, in seconds, of a master. The master may acknowledge appends for this time after it sent a state report that
@@ -61,7 +61,8 @@ class ReplicaState:
     `confirm_floor`: the highest confirm offset on the replica's disk; a log that ends before it lacks acknowledged
     messages. `hole_bytes`: the number of damaged bytes in the log. `caught_up`: True if this process has led, or has
     had everything that its master had confirmed. From that time on it has missed no message acknowledged while it was
-    in the sync-state set. `refusal`: the reason why the replica does not follow its master, or "".
+    in the sync-state set. `refusal`: the reason why the replica does not follow its master, or "". `members`: the
+    newest members of the broker group on the replica's disk; None if the group's replicas were never changed.
     """
 
     replica: int
@@ -84,6 +85,7 @@ class ReplicaState:
     hole_bytes: int = 0
     caught_up: bool = False
     refusal: str = ""
+    members: ReplicaMembers | None = None
 
     @property
     def complete(self) -> bool:
@@ -160,13 +162,18 @@ Order = Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class GroupLeader:
-    """The master of a broker group and its epoch. If there is no master, `master` is None and `reason` states
-    why."""
+    """The master of a broker group and its epoch. If there is no master, `master` is None and `reason` states why.
+
+    `replicas`: the replicas of the group, in ascending order. `stores`: the ids of the directories in the sync-state
+    set. A change of `stores` shows that a replica may lack the broker's snapshot.
+    """
 
     group: str
     master: int | None
     epoch: int
     reason: str
+    replicas: tuple[int, ...]
+    stores: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

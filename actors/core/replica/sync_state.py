@@ -121,6 +121,8 @@ class MasterSyncState:
         """The followers that will soon become members of the sync-state set. The confirm offset already requires their
         copies, but the master has not proposed them as members yet. For each follower: the id of its directory, and the
         time, in s, from which the confirm offset requires its copies."""
+        self._strangers: frozenset[int] = frozenset()
+        """Replicas that have left the broker group. Their copies never count, even if they still read the log."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -153,6 +155,8 @@ class MasterSyncState:
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
         """Record a follower's request or acknowledgement: the follower has this epoch's log up to `from_offset` on its
         disk."""
+        if follower in self._strangers - self.sync_state_set.members:
+            return
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None
@@ -172,6 +176,17 @@ class MasterSyncState:
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
         self._confirm()
+
+    def note_removed(self, replicas: frozenset[int]) -> None:
+        """Record the replicas that have left the broker group. This master never proposes them as members again."""
+        self._strangers = replicas
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        # A replica that is still in the set counts until the Controller's answer has the set without the replica.
+        for name in self._strangers - self.sync_state_set.members:
+            self._followers.pop(name, None)
+            self._joining.pop(name, None)
 
     def copies(self, end_offset: int) -> int:
         """Return how many replicas of the sync-state set, including this replica, have the log up to
@@ -208,6 +223,7 @@ class MasterSyncState:
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
             self._proposed = None
+            self._forget_strangers()
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
@@ -228,7 +244,7 @@ class MasterSyncState:
             able = not follower.learner and follower.acked_offset >= self.confirm_offset
             if now_s - follower.caught_up_s <= self._not_catchup_s and (member or able):
                 wanted[name] = follower.store_id
-        return wanted
+        return {name: store_id for name, store_id in wanted.items() if name not in self._strangers}
 
     def _confirm(self) -> None:
         stores = self._counted_stores()

@@ -19,6 +19,7 @@ from raymq.client.admin.replay import ReplayAdmin
 from raymq.client.admin.topics import QueueDescription
 from raymq.client.admin.trace import TraceAdmin
 from raymq.client.admin.upkeep.metadata import MetadataAdmin
+from raymq.client.admin.upkeep.replicas import ReplicaAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
 from raymq.client.admin.upkeep.users import UserAdmin
 from raymq.common.config.values import SettingValue
@@ -100,6 +101,7 @@ class Admin(
     DelayedAdmin,
     TailAdmin,
     SettingsAdmin,
+    ReplicaAdmin,
     CheckAdmin,
     MetadataAdmin,
     UserAdmin,

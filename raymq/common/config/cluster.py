@@ -25,7 +25,7 @@ from raymq.common.config.section import SettingsSection
 from raymq.common.config.settings_file import read_settings_file
 from raymq.common.config.store import StoreOptions, absolute_path
 from raymq.common.errors import ConfigError
-from raymq.common.names import BROKER_GROUPS_MAX, REBALANCE_SLOTS, NameServerName
+from raymq.common.names import BROKER_GROUPS_MAX, REBALANCE_SLOTS, REPLICAS_OF_GROUP_MAX, NameServerName
 from raymq.common.numbers import NUMBER_MAX, shown
 
 DEFAULT_FILE: Final = "raymq.yaml"
@@ -100,11 +100,14 @@ class ReplicationOptions(SettingsSection):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_OF_GROUP_MAX)] = 1
     """Number of copies of each broker group's messages, each on a separate node."""
-    in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    enable_controller_mode: bool = False
+    """`true`: a broker group with one replica also has a Controller, so that `raymq broker replicas` can add replicas
+    without a restart. Groups with several replicas always have a Controller."""
+    in_sync_replicas: Annotated[int, Field(ge=1, le=REPLICAS_OF_GROUP_MAX)] = 1
     """Number of copies, including the master's, that a message needs before the message is acknowledged."""
-    min_in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
+    min_in_sync_replicas: Annotated[int, Field(ge=1, le=REPLICAS_OF_GROUP_MAX)] = 1
     """Minimum number of replicas that are in sync. With fewer, the master refuses messages."""
     all_ack_in_sync_state_set: bool = True
     """`true`: a message is acknowledged only after every in-sync replica has it. Used only if `broker_role` is
@@ -134,6 +137,22 @@ class ReplicationOptions(SettingsSection):
 
     replace_after_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 300.0
     """Seconds after which the replicas of an unreachable node move to another node."""
+
+    @property
+    def has_controller(self) -> bool:
+        """True if the Controller elects the master of each broker group. False if each group has a single replica,
+        which always leads."""
+        return self.replicas > 1 or self.enable_controller_mode
+
+    @property
+    def learner_numbers(self) -> frozenset[int]:
+        """The replicas that only copy the log. They have the highest numbers of the configured replicas."""
+        return frozenset(range(self.replicas - self.learners, self.replicas))
+
+    @property
+    def required_in_sync(self) -> int:
+        """The number of in-sync replicas that a broker group keeps while its replicas are moved or removed."""
+        return max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     @model_validator(mode="after")
     def _counts_fit(self) -> ReplicationOptions:
@@ -183,7 +202,8 @@ class BrokerSettings:
     broker_name: str
     nameservers: tuple[NameServerName, ...]
     options: BrokerOptions = field(default_factory=BrokerOptions)
-    replicas: int = 1
+    replicas: tuple[int, ...] = (0,)
+    """The replicas of the broker group at the start. The Controller names the present replicas."""
     slave_read_enable: bool = False
     rebalance_servers: int = 1
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

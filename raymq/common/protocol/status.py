@@ -187,7 +187,8 @@ class ReplicaReport:
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupReport:
     """The status of a broker group with several replicas. `reason`: why no replica leads, else empty. `loss`: the
-    acknowledged messages that the master lacked when it was elected, else empty."""
+    acknowledged messages that the master lacked when it was elected, else empty. `change`: the current change of the
+    group's replicas and what it waits for, else empty."""
 
     broker: str
     master: int | None = None
@@ -197,6 +198,7 @@ class ReplicaGroupReport:
     min_in_sync_replicas: int = 1
     reason: str = ""
     loss: str = ""
+    change: str = ""
     replicas: tuple[ReplicaReport, ...] = ()
 
 

@@ -316,7 +316,7 @@ _SERVERS: Final[Mapping[str, str]] = {
     " unregister_broker wipe_write_perm",
     "Rebalance": "close status",
     "Pull": "close",
-    "Controller": "balance close designate drain draining homes settings",
+    "Controller": "balance cancel_change change_replicas close designate drain draining homes settings",
     "Replicator": "close status",
     "ConsoleService": "close settings",
 }

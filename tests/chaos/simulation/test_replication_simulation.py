@@ -12,7 +12,7 @@ import os
 import pytest
 
 from placement.election import FIXED_MASTER
-from tests.support.replication_sim.world import ROT_FAULTS, Bugs, run_seed
+from tests.support.replication_sim.world import CHANGE_FAULTS, ROT_FAULTS, Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEEDS = 100_000 if SOAK else 1000
@@ -144,3 +144,36 @@ def test_damaged_records_lose_or_undo_nothing_with_other_rules(options):
 @pytest.mark.parametrize("bug", ["give_holes_at_once", "overwrite_by_holes"])
 def test_a_planted_bug_with_damaged_records_is_found(bug):
     assert any(run_seed(seed, bugs=Bugs(**{bug: True}), only=ROT_FAULTS).checks.faults for seed in range(200))
+
+
+CHANGE_SEEDS = SEEDS // 5
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_changes_of_the_replicas_lose_or_undo_nothing_and_end(part):
+    acknowledged = changes = 0
+    for seed in range(part, CHANGE_SEEDS, SLICES):
+        world = run_seed(seed, replicas=1 + seed % 3, only=CHANGE_FAULTS)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+        acknowledged, changes = acknowledged + len(world.checks.acknowledged), changes + world.changes
+    assert acknowledged > CHANGE_SEEDS // SLICES * 100
+    assert changes > CHANGE_SEEDS // SLICES * 4
+
+
+def test_changes_of_the_replicas_keep_enough_replicas_in_sync():
+    for seed in range(CHANGE_SEEDS // 5):
+        world = run_seed(seed, min_in_sync=2, only=CHANGE_FAULTS)
+        assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
+
+
+@pytest.mark.parametrize(
+    ("bug", "options"),
+    [
+        ("count_early", {"grace_s": 0.0, "only": ("grow", "replace", "shrink", "pause", "kill", "cut")}),
+        ("remove_at_once", {"only": CHANGE_FAULTS}),
+        ("elect_removed", {"only": CHANGE_FAULTS}),
+        ("forget_members", {"only": CHANGE_FAULTS}),
+    ],
+)
+def test_a_planted_bug_in_changes_of_the_replicas_is_found(bug, options):
+    assert any(run_seed(seed, bugs=Bugs(**{bug: True}), **options).checks.faults for seed in range(200))

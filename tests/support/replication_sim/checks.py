@@ -89,6 +89,9 @@ class Checks:
             self.faults.append(f"{len(masters)} replicas lead: {world.controller.control.reason}")
             return
         [master] = masters
+        control = world.controller.control
+        if control.members.is_changing:
+            self.faults.append(f"the change of the replicas has not ended: {control.change_waits}")
         messages = [message for _, message in master.disk.log]
         lost = sorted(set(self.acknowledged) - set(messages) - world.destroyed)
         if lost:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaState
 from placement.election import FIXED_MASTER, GroupControl, Record
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 from tests.support.replication_sim.node import GROUP, Node
 
 if TYPE_CHECKING:
@@ -47,7 +48,22 @@ class Controller:
             control = LeadsWithAnyDirectory
         elif self.world.bugs.ignore_floor:
             control = IgnoresFloors
-        self.control = control(GROUP, frozenset(self.world.nodes), self.world.rules)
+        elif self.world.bugs.count_early:
+            control = CountsEarly
+        elif self.world.bugs.remove_at_once:
+            control = RemovesAtOnce
+        elif self.world.bugs.elect_removed:
+            control = ElectsRemoved
+        elif self.world.bugs.forget_members:
+            control = ForgetsMembers
+        self.control = control(
+            GROUP,
+            self.world.planned,
+            self.world.rules,
+            required_in_sync=self.world.min_in_sync,
+            running=frozenset(name for name, node in self.world.nodes.items() if not node.is_removed),
+        )
+        self._members = self.control.members
         if self.records:
             self.control.resume(self.records[-1], self.world.now)
         self._loop(self._life)
@@ -59,17 +75,24 @@ class Controller:
     def _loop(self, life: int) -> None:
         if not self.alive or self._life != life:
             return
-        for node in self.world.nodes.values():
-            self._ping(node, life)
+        # Without a decision in the journal, the Controller also asks the replicas that the plan does not name. It finds
+        # them by their running actors.
+        names = self.control.replicas
+        if self.control.record is None:
+            names |= self.control.running
+        self.world.restart_members(self.control.replicas)
+        for name in sorted(names):
+            self._ping(self.world.nodes[name], life)
         self._carry_out(self.control.tick(self.world.now))
         self.world.at(PING_S, lambda: self._loop(life))
 
     def _ping(self, node: Node, life: int) -> None:
-        newest = self.control.record.sync_state_set if self.control.record is not None else None
+        record = self.control.record
+        newest, members = (None, None) if record is None else (record.sync_state_set, record.members)
         asked_s = self.world.now
 
         def answer() -> None:
-            node.note(newest)
+            node.note(newest, members)
             state = node.state()
             late_s = self.world.account_delay_s(node.name)
             self.world.send(node.name, CONTROLLER, lambda: self._heard(state, life, asked_s), late_s=late_s)
@@ -81,14 +104,19 @@ class Controller:
             self.control.note_account(state, self.world.now, asked_s)
             self._carry_out(self.control.tick(self.world.now))
 
-    def _keep(self, record: Record) -> None:
+    def keep(self, record: Record) -> None:
+        """Write a decision to the journal. If the decision changes the group's replicas, their processes follow."""
         self.records.append(record)
+        if record.members is not None and record.members != self._members:
+            self._members = record.members
+            self.world.say(f"members {record.members.to_plain()}")
+            self.world.follow_members(record.members)
         self.world.say(f"journal {record.epoch} {record.master} {sorted(record.sync_state_set.members)}")
 
     def _carry_out(self, actions: list[Any]) -> None:
         for action in actions:
             if isinstance(action, Record):
-                self._keep(action)
+                self.keep(action)
                 continue
             node = self.world.nodes[action.replica]
             method: Callable[[Any], None] = {
@@ -116,3 +144,56 @@ class IgnoresFloors(GroupControl):
 
     def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
         super().note_account(replace(state, confirm_floor=0), now_s, asked_s)
+
+
+class CountsEarly(GroupControl):
+    """A planted bug: a new replica counts as in sync as soon as it answers, before it has the confirm offset."""
+
+    def _change_members(self, record: Record, alive: dict[int, ReplicaState], now_s: float) -> list[Record]:
+        stores = {name: alive[name].store_id for name in self.members.joining & alive.keys()}
+        both = replace(record.sync_state_set, stores={**record.sync_state_set.stores, **stores})
+        return super()._change_members(replace(record, sync_state_set=both), alive, now_s)
+
+
+class RemovesAtOnce(GroupControl):
+    """A planted bug: a replica leaves the group at once, whether it leads or not, before others have its messages."""
+
+    def _change_members(self, record: Record, alive: dict[int, ReplicaState], now_s: float) -> list[Record]:
+        members = self.members
+        if not members.is_changing:
+            return []
+        stores = {name: alive[name].store_id for name in members.staying & alive.keys() | {record.master}}
+        after = replace(
+            members,
+            version=members.version + 1,
+            replicas=members.staying,
+            joining=frozenset(),
+            leaving=frozenset(),
+            removed=members.removed | members.leaving,
+        )
+        now = record.sync_state_set
+        self.record = replace(record, sync_state_set=SyncStateSet(now.epoch, now.version + 1, stores), members=after)
+        return [self.record]
+
+
+class ElectsRemoved(GroupControl):
+    """A planted bug: replicas that have left the group may still be elected, and count as in sync."""
+
+    @property
+    def replicas(self) -> frozenset[int]:
+        return self.members.replicas | self.members.removed
+
+    def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Any]:
+        assert self.record is not None
+        left = {name: alive[name].store_id for name in self.members.removed & alive.keys()}
+        now = self.record.sync_state_set
+        self.record = replace(self.record, sync_state_set=replace(now, stores={**now.stores, **left}))
+        return super()._elect(alive, now_s)
+
+
+class ForgetsMembers(GroupControl):
+    """A planted bug: after the loss of the journal, the group has the replicas of the plan again."""
+
+    @property
+    def members(self) -> ReplicaMembers:
+        return super().members if self.record is not None else ReplicaMembers(0, self.planned)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet
+from storage.replication.epochs import ConfirmFloor, EpochEntry, ReplicaMembers, SyncStateSet
 
 NO_FLOOR = ConfirmFloor(0, 0)
 
@@ -29,6 +29,7 @@ class Disk:
     flushed: int = 0
     epochs: list[EpochEntry] = field(default_factory=list)
     sync_state_set: SyncStateSet | None = None
+    members: ReplicaMembers | None = None
     incarnation: int = 0
     floor: ConfirmFloor = NO_FLOOR
     damaged: set[int] = field(default_factory=set)

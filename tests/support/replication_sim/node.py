@@ -13,7 +13,14 @@ from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, 
 from actors.core.replica.role import ReplicaRoleState
 from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
 from raymq.common.errors import NotMasterError
-from storage.replication.epochs import ConfirmFloor, EpochEntry, SyncStateSet, common_end, first_lost_offset
+from storage.replication.epochs import (
+    ConfirmFloor,
+    EpochEntry,
+    ReplicaMembers,
+    SyncStateSet,
+    common_end,
+    first_lost_offset,
+)
 from tests.support.replication_sim.disk import Disk
 from tests.support.replication_sim.holes import MEND_S, Holes, Record
 
@@ -30,14 +37,14 @@ class Node:
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
         self.disk = Disk(f"store-{name}")
-        self.alive = self.paused = False
+        self.alive = self.paused = self.is_removed = False
         self._held: list[Callable[[], None]] = []
         self.start()
 
     # Methods that simulate faults of the replica
 
     def start(self) -> None:
-        if self.alive:
+        if self.alive or self.is_removed:
             return
         self.alive = True
         self.failure = ""
@@ -65,6 +72,11 @@ class Node:
             self.world.say(f"{self.name} dies, power {power}")
         self.alive = self.paused = False
         self._held.clear()
+
+    def remove(self) -> None:
+        """End the replica's process for good, because the replica has left the group. Its disk stays as it is."""
+        self.kill(power=False)
+        self.is_removed = True
 
     def wipe(self) -> None:
         """End the replica's process, and replace its disk by an empty disk."""
@@ -142,6 +154,7 @@ class Node:
             confirm_floor=self.disk.floor.offset,
             hole_bytes=self.holes.unshared,
             caught_up=self.caught_up,
+            members=self.disk.members,
         )
 
     def leads(self) -> bool:
@@ -169,6 +182,7 @@ class Node:
             if self.world.fixed
             else MasterSyncState(*start, not_catchup_s=2.0)
         )
+        self._note_removed()
         if len(self.disk.log) < self.disk.floor.offset:
             self._give_up_confirmed(first.epoch, len(self.disk.log))
         self.caught_up = True
@@ -196,10 +210,17 @@ class Node:
     def drain(self, order: Drain) -> None:
         self.role.drain(order.epoch)
 
-    def note(self, newest: SyncStateSet | None) -> None:
+    def note(self, newest: SyncStateSet | None, members: ReplicaMembers | None) -> None:
         known = self.disk.sync_state_set
         if newest is not None and (known is None or newest.order > known.order):
             self.disk.sync_state_set = newest
+        if members is not None and (self.disk.members is None or members.version > self.disk.members.version):
+            self.disk.members = members
+        self._note_removed()
+
+    def _note_removed(self) -> None:
+        if self.sync is not None and self.disk.members is not None:
+            self.sync.note_removed(self.disk.members.removed)
 
     # Methods of a replica that is the master
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from placement.election import FIXED_MASTER, ControlRules
+from raymq.common.errors import InvalidArgumentError
+from storage.replication.epochs import ReplicaMembers
 from tests.support.replication_sim.checks import Checks
 from tests.support.replication_sim.client import CLIENT, Client
 from tests.support.replication_sim.controller import CONTROLLER, Controller
@@ -27,6 +29,27 @@ GRACE_S = 20.0
 """Longest time, in seconds, that the simulated Controller waits for replicas that do not answer before it elects a
 master. It is longer than the longest restart of a process plus the longest delay of a status report."""
 ACCOUNT_DELAY_MAX_S = 10.0
+CHANGES = ("grow", "shrink", "replace", "cancel")
+"""Kinds of faults that are changes of the group's replicas. Each change is ordered once."""
+CHANGE_FAULTS = (
+    *(*CHANGES, "grow", "replace"),
+    *(
+        "kill",
+        "power",
+        "master",
+        "pause",
+        "cut",
+        "oneway",
+        "controller",
+        "journal",
+        "heal",
+        "wipe",
+        "blackout",
+        "balance",
+    ),
+)
+"""Kinds of faults for simulations in which the replicas change."""
+GROWN_MAX = 5
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
 """Kinds of faults after which replicas repair damaged records, or copy them as holes (records that stay
 damaged)."""
@@ -46,6 +69,10 @@ class Bugs:
     lead_as_any_process: bool = False
     give_holes_at_once: bool = False
     overwrite_by_holes: bool = False
+    count_early: bool = False
+    remove_at_once: bool = False
+    elect_removed: bool = False
+    forget_members: bool = False
 
 
 class World:
@@ -92,9 +119,29 @@ class World:
             fixed_master=FIXED_MASTER if fixed else None,
             grace_s=0.0 if bugs.elect_outside else grace_s,
         )
+        self.planned = frozenset(range(replicas))
         self.nodes = {name: Node(self, name) for name in range(replicas)}
+        self.changes = 0
+        """Number of steps of changes of the group's replicas."""
         self.controller = Controller(self)
         self.client = Client(self)
+
+    def follow_members(self, members: ReplicaMembers) -> None:
+        """Start the processes of replicas that were added, and end the processes of replicas that have left."""
+        self.changes += 1
+        for name in sorted(members.joining - self.nodes.keys()):
+            self.nodes[name] = Node(self, name)
+        for name in sorted(members.removed):
+            self.at(self.rng.uniform(0.0, 3.0), self.nodes[name].remove)
+
+    def restart_members(self, replicas: frozenset[int]) -> None:
+        """Start the processes of removed replicas that belong to the group again, because the journal lost the removal
+        before any replica had received it. A replica without its directory is not started, because the group has no
+        master."""
+        for name in sorted(replicas):
+            if self.nodes[name].is_removed and self.nodes[name].disk.incarnation:
+                self.nodes[name].is_removed = False
+                self.nodes[name].start()
 
     def say(self, text: str) -> None:
         self.trace.append(f"{self.now:.4f} {text}")
@@ -237,8 +284,31 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "balance" and world.controller.alive:
         world.controller.control.designate(node.name, world.now)
+    elif kind in CHANGES:
+        _change_replicas(world, rng, kind)
     elif kind == "heal":
         world.cut.clear()
+
+
+def _change_replicas(world: World, rng: random.Random, kind: str) -> None:
+    """Order a change of the group's replicas, if the Controller runs and can accept the order."""
+    control = world.controller.control
+    staying = sorted(control.members.staying)
+    count = len(staying)
+    if not world.controller.alive:
+        return
+    try:
+        if kind == "cancel":
+            record = control.cancel_change()
+        elif kind == "replace":
+            record = control.change_replicas(count, rng.choice(staying))
+        else:
+            wanted = rng.randint(1, count) if kind == "shrink" else rng.randint(count, GROWN_MAX)
+            record = control.change_replicas(wanted)
+    except InvalidArgumentError as error:
+        world.say(f"refused: {error}")
+    else:
+        world.controller.keep(record)
 
 
 def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, below_floor: bool) -> None:

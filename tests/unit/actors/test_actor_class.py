@@ -103,7 +103,7 @@ def test_a_remote_function_runs_where_a_users_packages_have_the_names_of_raymqs(
     stores_below = remote_function(inventory._list_stores)
     assert stores_below.__name__ == "_list_stores"
     program = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer)(sys.argv[1]))"
-    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(stores_below)) == "{'broker-a-0': 0}"
+    assert beside_a_users_packages(tmp_path, program, cloudpickle.dumps(stores_below)) == "({'broker-a-0': 0}, {})"
 
 
 def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:

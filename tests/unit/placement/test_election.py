@@ -17,7 +17,8 @@ from placement.election import (
     MasterView,
     Record,
 )
-from storage.replication.epochs import SyncStateSet
+from raymq.common.errors import InvalidArgumentError
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 RULES = ControlRules(dead_after_s=1.0, lease_s=1.5, lease_margin_s=0.5)
 LEASE_OVER_S = RULES.lease_s + RULES.lease_margin_s
@@ -671,3 +672,97 @@ def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete(
         assert world.control.record.epoch == 5
     world.silent = set()
     elected_after(world, 1.0)
+
+
+MEMBERS = ReplicaMembers(2, frozenset({0, 1, 2}), removed=frozenset({3}))
+
+
+def test_a_replica_joins_counts_and_another_leaves_step_by_step():
+    world = World(replace(LED, sync_state_set=of(6, 2, 0, 1)))
+    world.states[3] = state(3)
+    world.step()
+    assert world.control.change_replicas(3, replace_one=1).members.joining == {3}
+    assert any(isinstance(action, Follow) and action.replica == 3 for action in world.step())
+    assert "copies the log of replica 0" in world.control.change_waits
+    world.ask(of(6, 2, 0, 1, 3))
+    world.step()
+    assert (world.control.members.joining, world.control.members.leaving) == (set(), {1})
+    world.step()
+    last = world.records[-1]
+    assert last.members == ReplicaMembers(3, frozenset({0, 2, 3}), removed=frozenset({1}))
+    assert last.sync_state_set == of(6, 4, 0, 3), "the set and the members change in one decision"
+    assert all(action.replica != 1 for action in world.step())
+
+
+def test_a_master_that_leaves_hands_over_first():
+    world = World(LED)
+    world.step()
+    world.control.change_replicas(2)
+    world.step()
+    world.step()
+    assert world.control.replicas == {0, 1}
+    world.control.change_replicas(2, replace_one=0)
+    world.states[3] = state(3)
+    world.step()
+    world.ask(of(6, world.control.record.sync_state_set.version, 0, 1, 3))
+    for _ in range(8):
+        world.step()
+    led = world.control.record
+    assert led.master == 1
+    assert world.control.change_waits == "replica 0 leaves when replica 3 is in sync again"
+    world.ask(of(led.epoch, led.sync_state_set.version, 1, 3), asker=1)
+    world.step()
+    assert world.control.replicas == {1, 3}
+
+
+def test_nobody_leaves_while_the_group_has_no_master():
+    world = World(LED)
+    world.step()
+    world.control.change_replicas(2)
+    world.silent = {0}
+    version = world.control.members.version
+    for _ in range(3):
+        world.step()
+    assert world.control.members.version == version
+
+
+def test_an_order_that_changes_nothing_leaves_the_decision_as_it_is():
+    world = World(LED)
+    world.step()
+    before = world.control.record
+    assert world.control.change_replicas(3) is before
+
+
+@pytest.mark.parametrize("options", [{"learners": frozenset({2})}, {"rules": FIXED}])
+def test_groups_with_learners_or_fixed_roles_refuse_a_change(options):
+    world = World(LED, **options)
+    with pytest.raises(InvalidArgumentError, match="only by a restart"):
+        world.control.change_replicas(2)
+
+
+def test_without_a_journal_the_members_come_from_the_replicas():
+    control = GroupControl("broker-a", frozenset({0, 3}), RULES)
+    for replica in (0, 1):
+        control.note_account(state(replica, members=MEMBERS, sync_state_set=of(5, 3, 0, 1)), 0.0)
+    assert control.tick(0.1) == []
+    assert "replica 2 does not answer" in control.reason, "not replica 3, which has left"
+    control.note_account(state(2), 0.2)
+    [record, *_] = control.tick(0.3)
+    assert (record.members, record.sync_state_set.stores) == (MEMBERS, of(5, 3, 0, 1).stores)
+
+
+def test_a_decision_of_the_journal_counts_more_than_the_plan():
+    control = GroupControl("broker-a", frozenset({0}), RULES)
+    control.resume(replace(LED, members=MEMBERS), 0.0)
+    assert control.replicas == {0, 1, 2}
+
+
+def test_without_a_journal_nobody_leads_before_each_running_replica_has_reported():
+    control = GroupControl("broker-a", frozenset({0}), RULES, running=frozenset({0, 1}))
+    control.note_account(state(0), 0.0)
+    assert control.tick(0.1) == []
+    assert "replica 1 does not answer" in control.reason
+    newest = ReplicaMembers(3, frozenset({1}), removed=frozenset({0}))
+    control.note_account(state(1, members=newest, sync_state_set=of(6, 3, 1)), 0.2)
+    [record, *_] = control.tick(0.3)
+    assert (record.members, record.sync_state_set.members) == (newest, {1}), "replica 0 left, and was not told"

@@ -13,6 +13,7 @@ from raymq.common.config.cluster import ClusterSettings
 from raymq.common.config.store import FlushDiskType, StoreOptions
 from raymq.common.errors import ConfigError
 from raymq.common.names import NameServerName, StorageName
+from storage.replication.epochs import ReplicaMembers
 
 
 def places(settings: ClusterSettings, *nodes: Node) -> dict[str, str]:
@@ -172,3 +173,28 @@ def test_a_raymq_that_runs_is_compared_with_the_plan(monkeypatch):
         "2 actors nameserver-N are running instead of 1, and keep running",
         "storage-broker-a-0 keeps its store in /other/broker-a-0, not in /data/broker-a-0",
     ]
+
+
+CHANGED = ReplicaMembers(5, frozenset({0, 3}), removed=frozenset({1, 2}))
+
+
+def changed_nodes(*stores: int) -> list[Node]:
+    found = {f"broker-a-{store}": 1 for store in stores}
+    return [Node("n1", "10.0.0.1", found, members={"broker-a-0": CHANGED}), Node("n2", "10.0.0.2")]
+
+
+def test_the_replicas_on_disk_count_more_than_the_settings_after_a_change() -> None:
+    nodes = changed_nodes(0, 1)
+    settings, notes = with_found_stores(ClusterSettings(data_dir=Path("/data")), (), nodes)
+    assert settings.replication.has_controller, "each of the two replicas would lead without a Controller"
+    assert any("broker-a has the replicas 0, 3" in note for note in notes)
+    assert any("leaving out broker-a-1" in note for note in notes)
+    plan = make_plan(settings, nodes)
+    assert plan.controller is not None
+    assert [str(storage.name) for storage in plan.storages] == ["storage-broker-a-0", "storage-broker-a-3"]
+    assert (plan.controller.groups, plan.brokers[0].replicas) == ({"broker-a": frozenset({0, 3})}, (0, 3))
+
+
+def test_a_store_that_the_changed_replicas_do_not_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="do not name this replica"):
+        with_found_stores(ClusterSettings(data_dir=Path("/data")), (), changed_nodes(0, 7))

@@ -1,7 +1,7 @@
 """`raymq store`, `broker` and `check`: commands about single broker groups and their stores.
 
-`raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends. `raymq check`
-measures the time to store a message in every broker group and to read it back.
+`raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends, and changes a
+broker group's replicas. `raymq check` measures the time to store a message in every broker group and to read it back.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
-from raymq.common.numbers import NumberRange
+from raymq.common.names import REPLICAS_OF_GROUP_MAX
+from raymq.common.numbers import NUMBER_MAX, NumberRange
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, remember_all_names
 from raymq.tools.cli.options import broker_argument, number_option
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
+from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def broker() -> None:
-    """Change whether a broker group accepts messages."""
+    """Change whether a broker group accepts messages, and its replicas."""
 
 
 @command(broker, "writable")
@@ -42,6 +44,49 @@ def broker_writable(admin: Admin, state: str, broker_name: str) -> CommandResult
     admin.set_broker_writable(broker_name, state == "on")
     text = f"{broker_name} {'takes messages' if state == 'on' else 'takes no messages; producers see it within 30 s'}"
     return CommandResult({"broker": broker_name, "writable": state == "on"}, text)
+
+
+@command(broker, "replicas")
+@broker_argument
+@click.argument("count", type=NumberType(NumberRange(1, REPLICAS_OF_GROUP_MAX)), required=False)
+@number_option("--replace", NumberRange(0, NUMBER_MAX), "Replace this replica by a new replica on another node.")
+@click.option("--cancel", is_flag=True, help="Cancel the current change, as long as no replica has left.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the change has ended (default: yes).")
+def broker_replicas(
+    admin: Admin,
+    progress: ProgressCallback,
+    broker_name: str,
+    count: int | None,
+    replace: int | None,
+    cancel: bool,
+    wait: bool,
+) -> CommandResult:
+    """Show a broker group's replicas, change their number, or replace one, while messages are sent and read.
+
+    New replicas copy the log before others leave. Directories of removed replicas stay on their disks. Exit code 1 if
+    the change takes more than four minutes: the cluster continues it. Example: raymq broker replicas broker-a 3
+    """
+    if cancel and (count is not None or replace is not None):
+        raise click.UsageError("--cancel takes no number of replicas and no --replace")
+    if cancel:
+        admin.cancel_replica_change(broker_name)
+    elif count is not None or replace is not None:
+        admin.change_replicas(broker_name, count, replace=replace)
+    changes = cancel or count is not None or replace is not None
+    group = admin.wait_for_replicas(broker_name, progress=progress) if changes and wait else admin.replicas(broker_name)
+    text = f"{broker_name} has the replicas {', '.join(str(one.replica) for one in group.replicas)}"
+    names = ["replica", "role", "in_sync", "lag_bytes", "state"]
+    rows = [
+        [one.replica, one.role, one.replica in group.in_sync, one.lag_bytes, one.note or one.error]
+        for one in group.replicas
+    ]
+    plain = {"broker": broker_name, "master": group.master, "in_sync": list(group.in_sync), "change": group.change}
+    return CommandResult(
+        {**plain, "replicas": [dict(zip(names, row, strict=True)) for row in rows]},
+        text + (f"; {group.change}" if group.change else ""),
+        Table(names, rows),
+        failed=changes and wait and bool(group.change),
+    )
 
 
 @cli.group()

@@ -269,7 +269,8 @@ def _replication(status: ClusterStatus) -> Shown:
 def _led(group: ReplicaGroupReport) -> str:
     """Return a text about the master of a broker group: the reason why there is no master, or "led" if there is one. If
     the master lacked data when it was elected, the text names this loss."""
-    return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
+    led = group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
+    return f"{led}; {group.change}" if group.change else led
 
 
 def _transactions(status: ClusterStatus) -> Shown:

@@ -14,10 +14,13 @@ from actors.broker import actor as module, master_store
 from actors.broker.actor import Broker
 from actors.broker.master_store import MasterStore
 from actors.core.replica.orders import GroupLeader
+from raymq.common.config.cluster import ReplicationOptions
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.identity import SIGNED
 
 ROUNDS = 5
+THREE = ReplicationOptions(replicas=3)
+STORES = frozenset({"store-1"})
 REMOTE_METHODS = {
     *(
         "create_topic",
@@ -96,7 +99,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
 
     broker.look_for_master = task("look")
     options = SimpleNamespace(transaction_check_interval_ms=0, offset_sweep_interval_ms=0)
-    broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a", options=options)
+    broker._settings = SimpleNamespace(replication=THREE, broker_name="broker-a", options=options)
     broker._check_transactions = task("check_transactions")
     broker._keep_settings = task("keep_settings")
     broker._sweep_offsets = task("sweep_offsets")
@@ -141,7 +144,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypatch):
     """A broker finds the next master even while it still moves its state log to the previous master. In this test, the
     move ends only after the next master is found."""
-    leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
+    led = ((1, 5), (2, 6))
+    leaders = iter([GroupLeader("broker-a", master, epoch, "", (0, 1, 2), STORES) for master, epoch in led])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)
     moving, ended = threading.Event(), threading.Event()
@@ -151,11 +155,13 @@ def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypa
         assert ended.wait(30)
 
     broker: Any = object.__new__(Broker)
-    broker._settings = SimpleNamespace(replicas=3, broker_name="broker-a")
+    broker._settings = SimpleNamespace(replication=THREE, broker_name="broker-a")
     storages: Any = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, control=print))
-    broker._store = MasterStore("broker-a", 3, storages)
+    broker._store = MasterStore("broker-a", range(3), storages)
     broker._another_leads, broker._read_from = threading.Event(), (None, 0)
-    broker._log = SimpleNamespace(is_ready=True, move=move, load=lambda agree: None)
+    broker._copied = broker._store.replicas, broker._store.stores
+    copied = []
+    broker._log = SimpleNamespace(is_ready=True, move=move, load=lambda agree: None, change_copies=copied.append)
     broker._registrar = SimpleNamespace(register=lambda: None)
     broker.look_for_master()
     reader = threading.Thread(target=broker._read_master)
@@ -163,6 +169,7 @@ def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypa
     assert moving.wait(30)
     broker.look_for_master()
     assert (broker._store.storage.name, broker._store.epoch) == ("storage-broker-a-2", 6)
+    assert len(copied) == 1, "the snapshot is written anew only when the replicas or their directories change"
     ended.set()
     reader.join(30)
     assert broker._read_from[0].name == "storage-broker-a-1"

@@ -177,3 +177,20 @@ def test_a_replica_that_the_controller_cannot_reach_is_dropped_at_once(master):
     asked = master.propose(1.1)
     assert asked is not None
     assert asked.members == {0}
+
+
+def test_a_replica_that_has_left_the_group_counts_until_the_set_is_decided_and_never_joins_again(master):
+    master.flushed(100, 0.0)
+    asks(master, 1, 100, 0.1)
+    asks(master, 1, 100, 0.2)
+    master.propose(0.2)
+    master.decided(of(2, 0, 1))
+    master.note_removed(frozenset({1}))
+    master.flushed(200, 0.3)
+    assert master.confirm_offset == 100, "the Controller may still elect the replica"
+    assert master.propose(0.3) == of(2, 0)
+    master.decided(of(3, 0))
+    assert master.confirm_offset == 200
+    asks(master, 1, 200, 0.4)
+    asks(master, 1, 200, 0.5)
+    assert (master.propose(0.5), master.counted, master.lags(0.5)) == (None, {0}, {})
