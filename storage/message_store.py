@@ -24,6 +24,7 @@ from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
 from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
+from storage.files.age_marks import AgeMarks
 from storage.files.disk_usage import NoRoomError
 from storage.files.lock import DirectoryLock
 from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, StoreHooks, open_hooks
@@ -84,7 +85,7 @@ class MessageStore:
       ranges of the log and their repair. `inspector`: checks ranges of the log for new damage.
       `scrubber`: verifies all files once in a period, or by command.
     - `schedule`: delivers delayed messages. `transactions`: ends transactions. `cleaner`: deletes old files.
-      `compaction`: keeps the newest message of each key.
+      `compaction`: keeps the newest message of each key. `ages`: how old the bytes of the log are at least.
     - `status`, `statistics`: reports (StoreReports). `stats`: the counters.
     """
 
@@ -206,13 +207,15 @@ class MessageStore:
         self.inspector = LogInspector(parts, gate)
         self.scrubber = Scrubber(parts, gate, [LogSection(parts, self.inspector)], clock_ms=clock_ms)
         resources.callback(self.scrubber.close)
-        self.compaction = CompactionService(parts, clock_ms=clock_ms, replicated=replicated)
+        self.ages = AgeMarks(parts.config, parts.log.end_offset)
+        self.compaction = CompactionService(parts, clock_ms=clock_ms, ages=self.ages, replicated=replicated)
         resources.callback(self.compaction.close)
         self.cleaner = Cleaner(
             parts,
             self._index,
             self.flags,
             self.compaction,
+            self.ages,
             flush_queues=self._checkpoints.flush_queues,
             on_failed=gate.fail,
         )

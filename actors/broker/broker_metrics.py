@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.state_log import StateLog
+from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.progress import Unread, unread_in
 from actors.core.broker.state import BrokerState
 from actors.request_pool import report_requests
@@ -161,7 +162,7 @@ class BrokerMetrics:
             reporter.gauge("raymq_consumer_connections", count, **labels, **self._client_labels)
 
     def _report_leases(self, reporter: Reporter) -> None:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = LEASE_CLOCK.now_ms()
         leased = self._log.read(
             lambda state: {pair: sum(state.pop.in_flight(*pair, now_ms).values()) for pair in state.pop.tables}
         )

@@ -19,6 +19,7 @@ from typing import Final
 
 from raymq.common.errors import RaymqError
 from storage.compaction.compactor import Compactor
+from storage.files.age_marks import AgeMarks
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
@@ -35,11 +36,11 @@ logger = logging.getLogger(__name__)
 class CompactionService:
     """Maintains the compacted logs of one store. Thread-safe."""
 
-    def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
+    def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], ages: AgeMarks, replicated: bool) -> None:
         """Open the compacted logs, and start the compaction thread.
 
-        `replicated`: True if other replicas copy this store's log. Raises StoreCorruptError if a compacted log is
-        damaged.
+        `ages` tells how old the log's bytes are at least. `replicated`: True if other replicas copy this store's log.
+        Raises StoreCorruptError if a compacted log is damaged.
         """
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
@@ -50,7 +51,7 @@ class CompactionService:
         # without replicas, consumers may see all messages.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
-        self._compactor = Compactor(parts, self.settled_offset, self._pause)
+        self._compactor = Compactor(parts, self.settled_offset, self._pause, ages.old_until)
         for queue in parts.queues.plain:
             self._compactor.load(queue)
         self._thread = threading.Thread(target=self._run, name="raymq-compact", daemon=True)

@@ -55,11 +55,12 @@ TOMBSTONE_KEPT_MS: Final = 86_400_000
 still receives the tombstone."""
 
 
-def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
+def survivors(units: NDArray[np.void], now_ms: int, old_until: int) -> NDArray[np.bool_]:
     """Return a mask of the messages that stay after compaction, shape (n,).
 
     `units` (COMPACTED_UNIT) belong to one queue, ascending by queue offset. Of the messages with the same key the last
-    stays, unless it is a tombstone older than TOMBSTONE_KEPT_MS.
+    stays, unless it is a tombstone older than TOMBSTONE_KEPT_MS. A tombstone at or after physical offset `old_until`
+    is younger, whatever its store time.
     """
     high, low = units["key_high"], units["key_low"]
     # lexsort is stable, so records with equal message keys stay ordered by queue offset.
@@ -69,6 +70,7 @@ def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
     newest = np.empty(len(units), np.bool_)
     newest[order] = is_last
     is_over = (units["flags"] & TOMBSTONE != 0) & (units["store_timestamp"] < now_ms - TOMBSTONE_KEPT_MS)
+    is_over &= units["physical_offset"] < old_until
     keyless = units["flags"] & KEYLESS != 0
     stays: NDArray[np.bool_] = (newest & ~is_over) | keyless
     return stays
@@ -90,12 +92,18 @@ class Compactor:
     """Compacts queues of one store, one at a time.
 
     `settled_offset` returns the physical offset up to which no change of the master can cut the log. `pause` is called
-    between chunks of work. It may wait, and returns False if the work must stop.
+    between chunks of work. It may wait, and returns False if the work must stop. `old_until`: AgeMarks.old_until.
     """
 
-    def __init__(self, parts: StoreParts, settled_offset: Callable[[], int], pause: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        parts: StoreParts,
+        settled_offset: Callable[[], int],
+        pause: Callable[[], bool],
+        old_until: Callable[[int], int],
+    ) -> None:
         self._parts, self._queues = parts, parts.queues
-        self._settled_offset, self._pause = settled_offset, pause
+        self._settled_offset, self._pause, self._old_until = settled_offset, pause, old_until
         self._root = parts.settings.store_path_root_dir
 
     def load(self, queue: ConsumeQueue) -> None:
@@ -138,7 +146,7 @@ class Compactor:
             (np.zeros(0, COMPACTED_UNIT), np.zeros(0, np.bool_)) if before is None else self._old(queue, before)
         )
         units = np.concatenate((old, new))
-        stays = survivors(units, now_ms)
+        stays = survivors(units, now_ms, self._old_until(TOMBSTONE_KEPT_MS))
         in_log = np.concatenate((in_log, np.ones(len(new), np.bool_)))
         after = self._write(queue, before, units, stays, in_log, end)
         if after is None:

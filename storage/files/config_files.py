@@ -142,13 +142,21 @@ class ConfigFiles:
             )
         return text
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str, *, may_use_reserve: bool = True) -> None:
         """Replace the text of the file `name`, and keep the previous text as `.bak`. On return both files are
-        on disk."""
+        on disk.
+
+        If the disk is full, the write uses the space that is reserved for the broker's state (SpaceReserve). With
+        `may_use_reserve=False` it raises OSError instead, and the file keeps its text.
+        """
         path = self._path(name)
         new = Path(f"{path}.new")
         with self._turn:
-            write_with_reserve(self.directory.parent, lambda: disk.write_file(new, seal(text.encode())))
+            sealed = seal(text.encode())
+            if may_use_reserve:
+                write_with_reserve(self.directory.parent, lambda: disk.write_file(new, sealed))
+            else:
+                disk.write_file(new, sealed)
             if path.exists():
                 disk.rename(path, Path(f"{path}.bak"))
             disk.rename(new, path)

@@ -11,6 +11,9 @@ crash leaves no gap. The first offset of each queue is raised before the files a
 first offset, and a reader that has already mapped a file can still read the file's bytes. After the log files, the
 queue and index files that point only to deleted records are deleted. Waiting delayed messages, and messages in
 config/retentionHolds.json, are still needed. The log keeps the records of these messages, and all later records.
+
+A wrong clock deletes nothing early. A record is old enough if the wall clock says so, and if the record has been in
+this store for its reserved time by the store's age clock (storage.files.age_marks).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Final, Protocol
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.protocol.store import DeletedRange, RetentionStatus
 from storage.files import disk
+from storage.files.age_marks import AgeMarks
 from storage.files.config_files import parse_fastjson
 from storage.files.disk_usage import UNKNOWN_USAGE, NoRoomError, disk_free_bytes, disk_usage
 from storage.index.index_service import IndexService
@@ -74,11 +78,13 @@ class Cleaner:
         index: IndexService | None,
         flags: RunningFlags,
         holds: LogReservations,
+        ages: AgeMarks,
         *,
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
         """Start the cleaner's thread. `holds` returns the parts of the log that compaction still needs.
+        `ages` tells how old the log's bytes are at least, whatever the clock shows.
 
         `flush_queues` flushes the entries (units) of all consume queues to disk, or raises OSError. `on_failed` is
         called if the disk fails in the thread, which then ends.
@@ -91,7 +97,7 @@ class Cleaner:
         # The store's running flags. The cleaner sets and clears DISK_FULL and DISK_CRITICAL in them.
         self._flags = flags
         self._settings = settings
-        self._holds = holds
+        self._holds, self._ages = holds, ages
         # Advances the first offsets of queues whose topics have their own reserved time (reserve.time).
         self._topic_times = TopicTimes(parts)
         self._flush_queues, self._on_failed = flush_queues, on_failed
@@ -113,6 +119,7 @@ class Cleaner:
         self.log_start_on_disk = parts.log.min_offset
         # The reason for the most recent deletion of log files; empty before the first deletion.
         self._last_reason = ""
+        ages.save_if_cut(parts.log.min_offset)
         self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
@@ -150,8 +157,9 @@ class Cleaner:
         rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
             usages = self._measure()
+            self._note_age()
             now_ms = int(now.timestamp() * 1000)
-            for path in self._topic_times.trim(now_ms, self._holds.settled_offset()):
+            for path in self._topic_times.trim(now_ms, self._holds.settled_offset(), self._ages.old_until):
                 self._unlink(path)
             decision = decide(
                 self._log_files(),
@@ -163,7 +171,9 @@ class Cleaner:
                 disk_full=self._is_marked_full,
                 keep_from=min(self.pinned_physical_offset(), self._held_from(), self._holds.held_from()),
                 reserved_from=min(
-                    self._topic_times.reserved_from(now_ms, rules.reserved_ms), self._holds.reserved_from()
+                    self._topic_times.reserved_from(now_ms, rules.reserved_ms, self._ages.old_until),
+                    self._holds.reserved_from(),
+                    self._ages.old_until(rules.reserved_ms),
                 ),
             )
             self._by_hand = max(self._by_hand - 1, 0)
@@ -177,8 +187,14 @@ class Cleaner:
         """Determine whether the disk is too full for appends. Deletes nothing."""
         with self._run_lock:
             rules, fullest = RetentionRules.from_settings(self._settings), max(self._measure())
+            self._note_age()
             full, critical = is_full(fullest, rules, disk_full=self._is_marked_full)
             self._mark_disk(full=full, critical=critical)
+
+    def _note_age(self) -> None:
+        """Mark the log's end, so that the age of its records is known later. Raises OSError if the disk fails."""
+        self._ages.observe(self._log.end_offset)
+        self._ages.save_if_due(self._log.min_offset)
 
     def _measure(self) -> list[float]:
         """Return the used shares of the log's disk and of the queues' disk."""

@@ -13,14 +13,15 @@ If a topic's time is longer, log files from the first message on that is not old
 clean_file_forcibly_enable a nearly full disk deletes these files anyway.
 
 Each replica moves its own queues' first offsets, by the store times in the records, which are the same on all replicas.
-So the replicas' offsets differ by at most what expires between two runs. Queues of inner batches use the store's
-reserved time.
+In addition, a message must have been on this replica for the reserved time (storage.files.age_marks), because a store
+time may come from a wrong clock. So a replica that was copied anew keeps its messages longer than the other replicas.
+Queues of inner batches use the store's reserved time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,9 @@ from storage.files.config_files import parse_fastjson
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import SETTLED_MS, StoredAttributes
+
+OldUntil = Callable[[int], int]
+"""Function that returns the physical offset before which all records are at least as old as a time in ms."""
 
 MIN_OFFSETS_FILE: Final = "topicMinOffsets.json"
 
@@ -56,15 +60,17 @@ class TopicTimes:
             if values.reserve_time_ms is not None and not values.is_compacted
         }
 
-    def trim(self, now_ms: int, settled_offset: int) -> list[Path]:
+    def trim(self, now_ms: int, settled_offset: int, old_until: OldUntil) -> list[Path]:
         """Drop expired messages from the queues whose topic has its own reserved time: move each queue's first offset
-        past them. Messages at or after the physical offset `settled_offset` are never dropped.
+        past them. Messages at or after the physical offset `settled_offset` are never dropped. `old_until`:
+        AgeMarks.old_until.
 
         Returns the queue files that the caller must delete. Raises OSError if the disk fails.
         """
         moved: dict[ConsumeQueue, tuple[int, int]] = {}
         for queue, time_ms in self._timed():
-            first = min(queue.first_stored_at(now_ms - time_ms), queue.first_at_or_after(settled_offset))
+            kept_from = min(settled_offset, old_until(time_ms))
+            first = min(queue.first_stored_at(now_ms - time_ms), queue.first_at_or_after(kept_from))
             if first > queue.min_offset:
                 [before] = queue.units(first - 1, 1)
                 moved[queue] = first, int(before["physical_offset"])
@@ -86,16 +92,17 @@ class TopicTimes:
                     files += queue.drop_files_before_min()
         return files
 
-    def reserved_from(self, now_ms: int, longer_than_ms: int) -> int:
+    def reserved_from(self, now_ms: int, longer_than_ms: int, old_until: OldUntil) -> int:
         """Return the physical offset of the first message that must be kept only because its topic has a longer
-        reserved time than the store (`longer_than_ms`).
+        reserved time than the store (`longer_than_ms`). `old_until`: AgeMarks.old_until.
 
         Returns the log's end if no such message exists.
         """
         start = self._log.end_offset
         for queue, time_ms in self._timed():
             if time_ms > longer_than_ms:
-                first = max(queue.first_stored_at(now_ms - time_ms), queue.min_offset)
+                young = queue.first_at_or_after(old_until(time_ms))
+                first = max(min(queue.first_stored_at(now_ms - time_ms), young), queue.min_offset)
                 for unit in queue.next_unit(first, queue.visible_offset):
                     start = min(start, int(unit["physical_offset"]))
         return start

@@ -31,6 +31,7 @@ from raymq.records.format.hashing import tags_code
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
 from tests.support.cases import examples
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.damage import flip
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import bodies_of, intact_bodies, killed_copy, make_batch, open_store, small_settings
@@ -180,6 +181,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         before = self.store.status().min_physical_offset
         clean = self.store.cleaner
         clean._by_hand = 1
+        let_pass(self.store)
         deleted = clean.run_once(datetime.now() + timedelta(hours=100))
         self.log_start = self.store.status().min_physical_offset
         assert self.log_start == before + deleted * self.changes["mapped_file_size_commit_log_bytes"]

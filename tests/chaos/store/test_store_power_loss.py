@@ -35,6 +35,7 @@ from raymq.records.format.decode import decode_records
 from raymq.records.format.hashing import tags_code
 from storage.message_store import MessageStore
 from storage.retention import cleaner
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import intact_bodies, make_batch, open_store
 
@@ -279,6 +280,7 @@ class Life:
         assert self.store is not None
         clean = self.store.cleaner
         clean._by_hand = 1
+        let_pass(self.store)
         clean.run_once(datetime.now() + timedelta(hours=100))
         self.known.gone = {queue: self.min_offset(self.store, queue) for queue in QUEUES}
         self.known.passing -= self.aged(self.store)

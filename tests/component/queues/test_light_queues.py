@@ -28,6 +28,7 @@ from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.store_client import StoreClient, producer_of
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, read_queue
 from tests.support.stores.transactions import Transaction, half_batch
 
@@ -157,6 +158,7 @@ def expire(store: MessageStore, root: Path) -> None:
     for path in sorted((root / "commitlog").iterdir())[:-2]:
         os.utime(path, (now.timestamp() - 360_000,) * 2)
     store.cleaner._by_hand = 1
+    let_pass(store)
     assert store.cleaner.run_once(now)
 
 

@@ -30,6 +30,7 @@ from storage.replication import chunk_appender as raw_append
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
 from tests.support.clients.fakes import FakeRoutes, topic_route
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.inner_batches import inner_batch_record
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 
@@ -258,6 +259,7 @@ def test_retention_deletes_old_batches_and_their_queue_files(root, monkeypatch):
     for path in sorted((root / "commitlog").iterdir())[:1]:
         os.utime(path, (now.timestamp() - 360_000,) * 2)
     store.cleaner._by_hand = 1
+    let_pass(store)
     assert store.cleaner.run_once(now) == 1
     first = store.queues.bounds("batched", 0).min_offset
     assert 0 < first < COUNT

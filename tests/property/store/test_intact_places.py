@@ -31,7 +31,7 @@ from raymq.records.format.inner_batch_encode import encode_inner_batch
 from storage.log.holes import PLACE_REASON
 from storage.message_store import MessageStore
 from storage.retention import cleaner
-from tests.support.stores.clocks import Clock
+from tests.support.stores.clocks import Clock, let_pass
 from tests.support.stores.random_logs import FILE_BYTES, Log
 from tests.support.stores.stores import killed_copy, make_batch, open_store
 from tests.support.stores.transactions import begin
@@ -116,6 +116,7 @@ class Writer:
             case 6 if self._cleans and self._number > 20 and dice.random() < 0.3:
                 os.utime(min((self.root / "commitlog").iterdir()), (0, 0))
                 self.store.cleaner._by_hand = 1
+                let_pass(self.store)
                 self.store.cleaner.run_once(datetime(2023, 11, 15, 3))
             case _:
                 topic, queue_id = key = dice.choice(QUEUES)

@@ -1,8 +1,13 @@
-"""A clock for a store. A test sets the clock's time."""
+"""Clocks for a store. A test sets the clocks' times."""
 
 from __future__ import annotations
 
 import time
+
+from storage.files.age_marks import Elapsed
+from storage.message_store import MessageStore
+
+HOUR_MS = 3_600_000
 
 
 class Clock:
@@ -14,3 +19,16 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ms
+
+
+def let_pass(store: MessageStore, hours: float = 1000) -> None:
+    """Advance the age clock of an open store. All messages that are stored now get older by `hours`."""
+    store.ages.observe(store.log.end_offset)
+    read = store.ages.read_elapsed
+
+    def read_later() -> Elapsed:
+        boot, ms = read()
+        return Elapsed(boot, ms + int(hours * HOUR_MS))
+
+    store.ages.read_elapsed = read_later
+    store.ages.observe(store.log.end_offset)

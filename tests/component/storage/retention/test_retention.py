@@ -25,6 +25,7 @@ from storage.message_store import MessageStore
 from storage.replication.log_chunks import truncate_log
 from storage.retention import cleaner
 from storage.retention.rules import HOUR_MS, LogFile, RetentionDecision, RetentionRules, decide
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store, small_settings
 
@@ -136,6 +137,7 @@ def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
 
 def clean_by_hand(store: MessageStore) -> int:
     store.cleaner._by_hand = 1
+    let_pass(store)
     return store.cleaner.run_once(THREE_O_CLOCK)
 
 
@@ -187,7 +189,9 @@ def test_nothing_is_deleted_outside_of_the_configured_hour(root, monkeypatch):
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
     store = filled_store(root)
     age(root, 2, THREE_O_CLOCK)
+    let_pass(store)
     assert store.cleaner.run_once(THREE_O_CLOCK) == 0
+    let_pass(store)
     assert store.cleaner.run_once(THREE_O_CLOCK.replace(hour=4)) == 2
     store.close()
 
@@ -197,6 +201,7 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
     store = filled_store(root, clean_file_forcibly_enable=False)
     usage = 0.95
+    let_pass(store)
     store.cleaner.run_once(THREE_O_CLOCK)
     with pytest.raises(StoreNotWritableError, match="95% full"):
         store.append([make_batch([b"x"])])
@@ -204,6 +209,7 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
     assert store.status().running_flags == 16
     assert "95% full" in store.status().not_writable_reason
     usage = 0.80
+    let_pass(store)
     store.cleaner.run_once(THREE_O_CLOCK)
     assert store.append([make_batch([b"x"])])[0].queue_offset == len(BODIES)
     store.close()
@@ -215,6 +221,7 @@ def test_a_full_disk_refuses_appends_and_keeps_young_messages(root, monkeypatch)
     store = filled_store(root)
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     for hour in (3, 4):
+        let_pass(store)
         assert store.cleaner.run_once(datetime.now().replace(hour=hour)) == 0
     with pytest.raises(StoreNotWritableError, match="99% full"):
         store.append([make_batch([b"x"])])
@@ -238,6 +245,7 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     store = filled_store(root, clean_file_forcibly_enable=True)
     before = len(list((root / "commitlog").iterdir()))
     age(root, 1, datetime.now())
+    let_pass(store)
     count = store.cleaner.run_once(datetime.now())
     assert count > 2
     bounds = store.queues.bounds("orders", 0)

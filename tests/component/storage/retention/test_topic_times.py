@@ -15,6 +15,7 @@ from raymq.records.format.layout import STORE_TIMESTAMP_OFFSET
 from storage.message_store import MessageStore
 from storage.queue.topic_attributes import TOPICS_FILE, parse_attributes
 from storage.retention import cleaner
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.damage import FIELDS, flip
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, killed_copy, make_batch, open_store
 
@@ -68,6 +69,7 @@ def numbers(store: MessageStore, topic: str = "orders") -> list[int]:
 def test_retention_time_of_a_topic_applies_to_this_topic_only(root, clock):
     store = filled(root, clock)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    let_pass(store)
     assert store.cleaner.run_once(NOW) == 0
     assert store.queues.bounds("orders", 0).min_offset == 569
     assert numbers(store) == list(range(569, 600))
@@ -83,6 +85,7 @@ def test_retention_time_of_a_topic_applies_to_this_topic_only(root, clock):
 def test_expired_messages_do_not_return_after_a_kill_or_with_a_longer_time(root, clock):
     store = filled(root, clock, 300)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    let_pass(store)
     store.cleaner.run_once(NOW)
     killed = killed_copy(root, root.with_name("killed"))
     store.close()
@@ -90,6 +93,7 @@ def test_expired_messages_do_not_return_after_a_kill_or_with_a_longer_time(root,
         with_more = open_store(path, clock_ms=clock)
         assert numbers(with_more) == list(range(269, 300))
         with_more.write_config(TOPICS_FILE, topics_json(orders=200 * MINUTE_MS))
+        let_pass(with_more)
         with_more.cleaner.run_once(NOW)
         assert numbers(with_more) == list(range(269, 300))
         assert with_more.append([make_batch([b"300"])])[0].queue_offset == 300
@@ -100,6 +104,7 @@ def test_a_topic_with_only_expired_messages_is_empty_and_continues_at_its_end(ro
     store = filled(root, clock, 50)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     later = datetime.fromtimestamp((NOW_MS + 60 * MINUTE_MS) / 1000)
+    let_pass(store)
     store.cleaner.run_once(later)
     bounds = store.queues.bounds("orders", 0)
     assert (bounds.min_offset, bounds.max_offset) == (50, 50)
@@ -114,10 +119,12 @@ def test_a_topic_with_only_expired_messages_is_empty_and_continues_at_its_end(ro
 def test_a_recreated_topic_begins_at_offset_0(root, clock):
     store = filled(root, clock, 100)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
+    let_pass(store)
     store.cleaner.run_once(NOW)
     store.topics.delete("orders")
     store.append([make_batch([b"%03d" % n for n in range(90)])])
     killed = killed_copy(root, root.with_name("killed"))
+    let_pass(store)
     store.cleaner.run_once(NOW)
     assert numbers(store) == list(range(90))
     store.close()
@@ -135,6 +142,7 @@ def test_log_files_stay_while_a_topic_with_a_longer_time_has_messages_in_them(ro
     times = {"bills": longer_h * 60 * MINUTE_MS} if longer_h else {}
     store.write_config(TOPICS_FILE, topics_json(**times))
     store.cleaner._by_hand = 1
+    let_pass(store)
     deleted = store.cleaner.run_once(NOW)
     assert (deleted > 0) == (longer_h == 0)
     assert (numbers(store, "bills")[0] == 0) == (longer_h > 0)
@@ -145,6 +153,7 @@ def test_a_full_disk_takes_the_messages_of_a_topic_with_a_longer_time_too(root, 
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.89)
     store = filled(root, clock, clean_file_forcibly_enable=True)
     store.write_config(TOPICS_FILE, topics_json(bills=1000 * 60 * MINUTE_MS))
+    let_pass(store)
     assert store.cleaner.run_once(NOW) > 0
     lost = {one.topic for one in store.cleaner.deleted_young()}
     assert lost == {"bills", "orders"}
@@ -220,6 +229,7 @@ def test_a_damaged_message_keeps_no_old_message_from_being_forgotten(root, clock
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     flip(root, int(queue.units(45, 1)[0]["physical_offset"]), "size")
+    let_pass(store)
     store.cleaner.run_once(NOW)
     assert store.queues.bounds("orders", 0).min_offset == 59
     store.close()

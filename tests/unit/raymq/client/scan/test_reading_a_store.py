@@ -28,6 +28,7 @@ from raymq.records.logfiles.log_reader import LogReader
 from storage.message_store import MessageStore
 from storage.retention import cleaner
 from tests.support.clients.fakes import FakeRoutes, topic_route
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store
 
 COUNT = 900
@@ -319,6 +320,7 @@ def delete_oldest(store: MessageStore, files: int) -> int:
     for name in sorted(os.listdir(log))[:files]:
         os.utime(os.path.join(log, name), (now.timestamp() - 360_000,) * 2)
     store.cleaner._by_hand = 1
+    let_pass(store)
     assert store.cleaner.run_once(now) == files
     return store.queues.bounds("orders", 0).min_offset
 
