@@ -20,7 +20,8 @@ A store directory
     abort                                 exists while the store is open; if it exists at open, the store had crashed
     lock                                  locked for as long as the store is open
     config/*.json                         the broker's own files (topics, offsets …), with a .bak of each
-    config/delayOffset.json               the progress in delivering delayed messages (also timerOffset.json)
+    config/delayOffset.json               the progress in delivering delayed messages (also timerOffset.json and
+                                          confirmedDeliveries.json)
 
 The commit log is the source of truth. The store derives the consume queues, the index, and the table that recognises
 messages sent twice from the log, and can rebuild them from the log.

@@ -54,12 +54,21 @@ class CheckpointService:
         index: IndexService | None,
         stats: StoreStats,
         checkpoint: Checkpoint,
+        *,
+        replicated: bool = False,
     ) -> None:
-        """Start the checkpoint thread. `checkpoint` is the checkpoint that was read when the store was opened."""
+        """Start the checkpoint thread. `checkpoint` is the checkpoint that was read when the store was opened.
+        `replicated`: True if other replicas have copies of the log, so that a failover may cut its end off."""
         self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._settings = settings
+        self._replicated = replicated
+        # The end of the log when the store was opened. Consumers see the log up to this offset at once, although it may
+        # not be confirmed.
+        self._opened_end = parts.log.end_offset
+        if replicated and not self._opened_end:
+            parts.deliveries.begin_confirmed()
         # The values that the checkpoint file contains now.
         self._checkpoint = checkpoint
         # Lock that is held during a whole flush of the queues, so that only one flush runs at a time.
@@ -131,6 +140,9 @@ class CheckpointService:
             least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
+            visible = parts.visibility.visible_offset
+            if self._replicated and visible > self._opened_end:
+                parts.deliveries.note_end(end, visible)
             deliveries = parts.deliveries.unsaved()
             queues = [
                 QueueRow(queue.topic, queue.queue_id, queue.next_offset) for queue in parts.queues if queue.exists
@@ -145,7 +157,7 @@ class CheckpointService:
                 # the part of the log after the checkpoint.
                 if not self._gate.wait_flushed(end):
                     return
-                parts.deliveries.save(deliveries, parts.config)
+                parts.deliveries.save(deliveries, parts.config, end)
             # Write the snapshot before the checkpoint. With the new checkpoint, recovery no longer scans the earlier
             # part of the log. It then finds the producers' earlier sequence numbers only in the snapshot.
             if producers is not None and self._gate.wait_flushed(end):

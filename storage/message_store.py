@@ -37,6 +37,7 @@ from storage.read.queries import StoreQueries
 from storage.read.queue_queries import QueueQueries
 from storage.read.unit_repair import UnitRepair
 from storage.recovery.checkpoint import Checkpoint, read_checkpoint
+from storage.recovery.delivery_rewind import take_back_lost_deliveries
 from storage.recovery.recovery import Recovery
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from storage.replication.log_chunks import LogChunks
@@ -117,6 +118,7 @@ class MessageStore:
         self.log = parts.log
         checkpoint = read_checkpoint(root / "checkpoint", parts.damage)
         self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE, parts.damage)).run()
+        take_back_lost_deliveries(parts)
         parts.deliveries.clamp_to_queues(parts.queues.plain)
         parts.visibility.advance(parts.log.end_offset)
         parts.space.write(lambda: disk.write_file(self._abort, str(os.getpid()).encode()))
@@ -196,7 +198,9 @@ class MessageStore:
         self.schedule = ScheduleService(parts, gate, self._appender, self.stats)
         resources.callback(self.schedule.close)
         self.transactions = TransactionService(parts, gate, self._appender, self.stats)
-        self._checkpoints = CheckpointService(parts, gate, self._appender, self._index, self.stats, checkpoint)
+        self._checkpoints = CheckpointService(
+            parts, gate, self._appender, self._index, self.stats, checkpoint, replicated=replicated
+        )
         resources.callback(self._checkpoints.close)
         self.mender = HoleMender(
             parts,

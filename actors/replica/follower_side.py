@@ -22,6 +22,7 @@ from raymq.common.errors import (
     StoreCorruptError,
     StoreError,
 )
+from storage.dispatch.delivery_progress import DELIVERY_FILES
 from storage.files import disk
 from storage.index.mended_keys import MENDED_KEYS_FILE
 from storage.log.holes import HOLES_FILE
@@ -149,6 +150,9 @@ class FollowerSide(GroupReplica):
             disk.remove_tree(directory)
         for name in ("dedup", "checkpoint", HOLES_FILE, MENDED_KEYS_FILE):
             disk.unlink(root / name)
+        for name in DELIVERY_FILES:
+            disk.unlink(root / "config" / name)
+            disk.unlink(root / "config" / f"{name}.bak")
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:

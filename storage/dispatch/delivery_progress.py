@@ -13,6 +13,16 @@ The producer is the queue in which the message waited, and the sequence is the m
 sequence), and the log keeps that order. So the last delivered record in the log proves that everything before it is
 delivered too, even if the files are older. The files are written only after the deliveries that they count are on disk,
 and before the checkpoint moves past these deliveries. Hence each message is delivered once.
+
+A failover can cut deliveries off the log of a replica whose files already count them. A replica that trusted these
+files would never deliver the messages. So a replicated store also has a third file.
+
+    config/confirmedDeliveries.json     {"end": 900, "confirmed": 700, "offsetTable": {"rmq_sys_timer/5": [17…, 3, 2]}}
+                                        the first two files count the deliveries before physical offset 900, and this
+                                        table those before offset 700. All replicas in sync have the log before 700
+
+If the log ends before `end` when the store is opened, the progress is derived again, from this table and the log after
+`confirmed` (storage.recovery.delivery_rewind).
 """
 
 from __future__ import annotations
@@ -40,6 +50,8 @@ from storage.queue.consume_queue import ConsumeQueue
 
 DELAY_OFFSETS: Final = "delayOffset.json"
 TIMER_OFFSETS: Final = "timerOffset.json"
+CONFIRMED_DELIVERIES: Final = "confirmedDeliveries.json"
+DELIVERY_FILES: Final = (CONFIRMED_DELIVERIES, DELAY_OFFSETS, TIMER_OFFSETS)
 
 Source = tuple[str, int]
 """The topic and queue id of a delay queue."""
@@ -77,6 +89,14 @@ class SourceProgress:
     low: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressAt:
+    """The delivery progress of all delay queues, from the deliveries before a physical offset of the log."""
+
+    physical_offset: int
+    table: dict[Source, SourceProgress]
+
+
 class DeliveryProgress:
     """The delivery progress of all delay queues. Callers hold the store's append lock to change or read it."""
 
@@ -85,6 +105,13 @@ class DeliveryProgress:
         # files contain.
         self._table: dict[Source, SourceProgress] = {}
         self._saved: dict[Source, SourceProgress] = {}
+        self.saved_end = 0
+        """Physical offset of the log before which the deliveries lie that the files count; 0 if it is unknown."""
+        self.confirmed: ProgressAt | None = None
+        """The progress at a confirmed offset of the log, after which the other replicas' logs may differ. None in a
+        store without other replicas."""
+        # The progress at the time of an earlier flush, which may not be confirmed yet.
+        self._unconfirmed: ProgressAt | None = None
 
     def get(self, source: Source) -> SourceProgress:
         """Return the delivery progress of a delay queue. If no progress is recorded, return the progress of a new
@@ -111,7 +138,40 @@ class DeliveryProgress:
             self._table[SCHEDULE_TOPIC, level - 1] = SourceProgress(0, *_numbers(DELAY_OFFSETS, [offset, offset], 2))
         for queue_id, values in _offset_table(config, TIMER_OFFSETS).items():
             self._table[TIMER_TOPIC, queue_id] = SourceProgress(*_numbers(TIMER_OFFSETS, values, 3))
+        text = config.read(CONFIRMED_DELIVERIES)
+        if text is not None:
+            self.saved_end, self.confirmed = _parse_confirmed(json.loads(text))
         self._saved = dict(self._table)
+
+    def begin_confirmed(self) -> None:
+        """Record that nothing is delivered yet in an empty log."""
+        self.confirmed = ProgressAt(0, {})
+
+    def note_end(self, end_offset: int, confirmed_offset: int) -> None:
+        """Record that the progress counts the deliveries before the log's end `end_offset`. All replicas in sync have
+        the log before `confirmed_offset`."""
+        earlier = self._unconfirmed
+        if earlier is not None and earlier.physical_offset > confirmed_offset:
+            return
+        self.confirmed = earlier or self.confirmed
+        self._unconfirmed = ProgressAt(end_offset, dict(self._table))
+
+    def start_from(self, known: ProgressAt) -> None:
+        """Begin with the progress `known`, in an object without any progress."""
+        self._table = dict(known.table)
+
+    def table(self) -> dict[Source, SourceProgress]:
+        """Return a copy of the progress of all delay queues."""
+        return dict(self._table)
+
+    def rewind(self, table: dict[Source, SourceProgress], config: ConfigFiles, end_offset: int) -> None:
+        """Replace the progress, in memory and in the files, by an earlier one: the log now ends at `end_offset`, before
+        some of the deliveries that the files count."""
+        self._table = table
+        # If the process dies after this write, the file of the confirmed progress still has the old end of the log. So
+        # the next start of the store repeats the change.
+        self._write_tables(dict(table), config)
+        self.save(dict(table), config, end_offset)
 
     def clamp_to_queues(self, queues: Iterable[ConsumeQueue]) -> None:
         """After recovery, correct the delivery progress of the delay queues. An offset beyond the end of its delay
@@ -126,8 +186,24 @@ class DeliveryProgress:
         disk. Returns None if nothing changed since the last save."""
         return dict(self._table) if self._table != self._saved else None
 
-    def save(self, table: dict[Source, SourceProgress], config: ConfigFiles) -> None:
-        """Write the delivery progress to the files. The progress is on disk on return."""
+    def save(self, table: dict[Source, SourceProgress], config: ConfigFiles, end_offset: int) -> None:
+        """Write the delivery progress, which counts the deliveries before the log's end `end_offset`, to the files. The
+        progress is on disk on return."""
+        if self.confirmed is not None:
+            # Write this file first: the other files must never count a delivery at or after its `end`.
+            content = {
+                "end": end_offset,
+                "confirmed": self.confirmed.physical_offset,
+                "offsetTable": {
+                    f"{topic}/{queue_id}": [value.epoch, value.next_offset, value.low]
+                    for (topic, queue_id), value in sorted(self.confirmed.table.items())
+                },
+            }
+            config.write(CONFIRMED_DELIVERIES, json.dumps(content, indent=1))
+            self.saved_end = end_offset
+        self._write_tables(table, config)
+
+    def _write_tables(self, table: dict[Source, SourceProgress], config: ConfigFiles) -> None:
         for name, topic in ((DELAY_OFFSETS, SCHEDULE_TOPIC), (TIMER_OFFSETS, TIMER_TOPIC)):
             rows = {queue_id: value for (row_topic, queue_id), value in sorted(table.items()) if row_topic == topic}
             if rows == {queue_id: value for (row_topic, queue_id), value in self._saved.items() if row_topic == topic}:
@@ -160,6 +236,20 @@ def _offset_table(config: ConfigFiles, name: str) -> dict[int, Any]:
     if not isinstance(table, dict | None) or not all(key.isdecimal() for key in table or ()):
         raise _damaged(name)
     return {int(key): value for key, value in (table or {}).items()}
+
+
+def _parse_confirmed(content: object) -> tuple[int, ProgressAt]:
+    rows = content.get("offsetTable") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(rows, dict):
+        raise _damaged(CONFIRMED_DELIVERIES)
+    end, confirmed = _numbers(CONFIRMED_DELIVERIES, [content.get("end"), content.get("confirmed")], 2)
+    table = {}
+    for name, values in rows.items():
+        topic, _, queue_id = name.rpartition("/")
+        if not is_waiting_topic(topic) or not queue_id.isdecimal():
+            raise _damaged(CONFIRMED_DELIVERIES)
+        table[topic, int(queue_id)] = SourceProgress(*_numbers(CONFIRMED_DELIVERIES, values, 3))
+    return end, ProgressAt(confirmed, table)
 
 
 def _numbers(name: str, values: object, count: int) -> list[int]:

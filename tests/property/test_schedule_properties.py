@@ -177,7 +177,7 @@ class Model:
     def save(self) -> None:
         table = self.deliveries.unsaved()
         if table is not None:
-            self.deliveries.save(table, self.files)
+            self.deliveries.save(table, self.files, len(self.log))
         self.saved_log = len(self.log)
 
     def crash(self, lose: int) -> None:
