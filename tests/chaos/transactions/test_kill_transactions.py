@@ -1,5 +1,5 @@
-"""Test of transactions under faults: storage actors, brokers and producers of transactions are killed, several at once,
-while the producers work.
+"""Test of transactions under faults: replicas of a broker group, masters among them, brokers and producers of
+transactions are killed, several at once, while the producers work.
 
 The local transactions are rows of a database file. The topic must have each message whose row the database has
 committed, exactly once. It must have no rolled-back message, and no transaction may stay without an outcome.
@@ -23,7 +23,7 @@ import ray
 
 import raymq
 from tests.support.cases import chaos_seed
-from tests.support.clusters.cluster import SETTINGS as CLUSTER_SETTINGS
+from tests.support.clusters.cluster import one_group
 from tests.support.clusters.storm import Storm, Weather
 from tests.support.history.log_rules import check_log
 from tests.support.history.observations import Observation, Observations, Seen
@@ -42,8 +42,11 @@ generous, because a killed process starts slowly and checks run only once a seco
 WEATHER = Weather(
     kills={"Storage": 3, "Broker": 2, "Payer": 2}, stops={"Storage": 1}, stop_s=(0.5, 2.0), calm_s=(2.0, 6.0), at_once=3
 )
-SETTINGS = CLUSTER_SETTINGS.replace(
-    "  transaction_time_out_ms", "  transaction_check_max: 60\n  transaction_time_out_ms"
+SETTINGS = (
+    one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").replace(
+        "store:\n", "store:\n  transaction_check_max: 60\n  transaction_time_out_ms: 2000\n"
+    )
+    + "broker:\n  transaction_check_interval_ms: 1000\n"
 )
 """Cluster settings that allow more checks per transaction than the default. Each kill of a producer or broker loses a
 check, and checks run each second."""
