@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from raymq.common.protocol.group import GroupConfig
 from tests.support.cases import chaos_seed
 from tests.support.clusters.faults import ActorKiller
 from tests.support.history.history import History, Outcome
+from tests.support.history.leased_deliveries import deliveries_of
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders
@@ -93,44 +91,6 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
     takers = [actor.remote(number) for number in range(CONSUMERS)]
     ray.get([taker.ready.remote() for taker in takers], timeout=60)
     return takers
-
-
-@dataclass
-class Deliveries:
-    """The deliveries of one message, as the consumers recorded them: each attempt, with the start and the end of its
-    invisible time."""
-
-    given: list[tuple[int, int, int]] = field(default_factory=list)
-    acked: list[int] = field(default_factory=list)
-    changed: set[int] = field(default_factory=set)
-
-    def faults(self) -> list[str]:
-        given = sorted(self.given)
-        found = []
-        for (attempt, _, until_ms), (following, pop_ms, _) in pairwise(given):
-            if following == attempt:
-                found.append(f"attempt {attempt} was handed out twice")
-            elif pop_ms < until_ms and attempt not in self.changed:
-                found.append(f"attempt {following} began {until_ms - pop_ms} ms early")
-        if len(self.acked) > 1 or (self.acked and self.acked[0] != given[-1][0]):
-            found.append(f"attempts {self.acked} were acknowledged, and {given[-1][0]} was handed out")
-        return found
-
-
-def deliveries_of(notes: ListenerNotes) -> dict[str, Deliveries]:
-    found: dict[str, Deliveries] = defaultdict(Deliveries)
-    for line in notes.lines():
-        kind, body, *numbers = line.split(" ")
-        assert kind != "E", line
-        attempt, pop_ms, until_ms = map(int, numbers)
-        one = found[body]
-        if kind == "G":
-            one.given.append((attempt, pop_ms, until_ms))
-        elif kind == "A":
-            one.acked.append(attempt)
-        else:
-            one.changed.add(attempt)
-    return found
 
 
 def test_every_message_is_acknowledged_in_the_end_and_attempts_are_counted_right(
