@@ -217,12 +217,18 @@ class DeliveryProgress:
         self._saved = table
 
     def pinned_physical_offset(self, queues: Iterable[ConsumeQueue]) -> int | None:
-        """Return the physical offset of the first record that waits for delivery, according to the progress on disk.
-        Return None if no record waits."""
+        """Return the physical offset of the first record that waits for delivery, according to the progress on disk and
+        to the confirmed progress. Return None if no record waits.
+
+        A cut of the log may return the progress to the confirmed one. So retention must keep these records, too.
+        """
         first = None
         for queue in queues:
             if is_waiting_topic(queue.topic):
-                low = self._saved.get((queue.topic, queue.queue_id), SourceProgress()).low
+                source = queue.topic, queue.queue_id
+                low = self._saved.get(source, SourceProgress()).low
+                if self.confirmed is not None:
+                    low = min(low, self.confirmed.table.get(source, SourceProgress()).low)
                 units = queue.next_unit(max(low, queue.min_offset), queue.next_offset)
                 if len(units):
                     physical_offset = int(units[0]["physical_offset"])

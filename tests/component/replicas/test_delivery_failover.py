@@ -82,6 +82,7 @@ def test_a_delivery_that_a_failover_removes_is_done_again_by_the_next_master(
     eventually(lambda: delivered(group) == [b"early"], "the first delivery")
     first.stop_delivery()
     group.settle()
+    waits_from = group.master.store.log.end_offset
     settle_append(group, delayed(b"acknowledged", topic))
     group.settle()
     old = group.cut_off_master()
@@ -91,6 +92,8 @@ def test_a_delivery_that_a_failover_removes_is_done_again_by_the_next_master(
     start(first)
     eventually(lambda: (first.status() or NO_STATUS).delivered == 2, "the deliveries of the old master")
     eventually(lambda: replaced._parts.deliveries.unsaved() is None, "the delivery progress on disk")
+    # Retention must keep the messages that wait again after the cut.
+    assert replaced.cleaner.pinned_physical_offset() <= waits_from
     group.rejoin()
     group.settle()
     assert delivered(group) == [b"early"]
