@@ -63,6 +63,7 @@ from raymq.common.protocol.store import (
     QueuePosition,
     QueueSpan,
     StoreStatistics,
+    StoreVerification,
 )
 from raymq.common.protocol.transactions import CheckRound, TransactionFigures
 from raymq.records.format.encode import EncodedBatch
@@ -474,6 +475,18 @@ class Storage:
             "beside": [path.name for path in stores_below(self._settings.store_path_root_dir.parent)],
             **replica.status(),
         }
+
+    @ray.method(concurrency_group="control")
+    def verify(self) -> int:
+        """Begin a verification of all files of this store at full speed (Scrubber.verify_now). Returns the number of
+        the verification, for `StoreVerification.is_complete`."""
+        return self._open().any_store.scrubber.verify_now()
+
+    @ray.method(concurrency_group="control")
+    def verification(self) -> StoreVerification:
+        """Return the progress and the result of the verification of this store's files."""
+        status = self._open().any_store.status()
+        return StoreVerification(status.scrub, status.holes)
 
     # Methods that replicas, Replicators and the Controller call (actors.replica.replica)
 

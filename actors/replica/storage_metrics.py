@@ -16,7 +16,7 @@ from raymq.common.delay import is_waiting_topic
 from raymq.common.errors import RaymqError
 from raymq.common.names import HALF_TOPIC, is_system_topic
 from raymq.common.protocol.stats import RequestFigures
-from raymq.common.protocol.store import ScheduleStatus, StoreStatus
+from raymq.common.protocol.store import ScheduleStatus, ScrubStatus, StoreStatus
 from raymq.telemetry.metrics.reporter import Reporter
 from storage.message_store import MessageStore
 from storage.stats import PutKind
@@ -106,8 +106,18 @@ def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> 
     reporter.count("raymq_log_holes_mended", status.mended_holes)
     reporter.gauge("raymq_damaged_files", len(status.damaged_files))
     reporter.count("raymq_duplicates_dropped", status.duplicates_dropped)
+    _report_scrub(reporter, status.scrub)
     if status.retention is not None and status.retention.disk_ratio >= 0:
         reporter.gauge("raymq_storage_disk_ratio", status.retention.disk_ratio, path=status.root)
+
+
+def _report_scrub(reporter: Reporter, scrub: ScrubStatus) -> None:
+    reporter.count("raymq_scrub_bytes", scrub.read_bytes)
+    reporter.count("raymq_scrub_found", scrub.found_ever)
+    reporter.count("raymq_scrub_repaired", scrub.repaired_ever)
+    reporter.gauge("raymq_scrub_unrepaired", len(scrub.unrepaired))
+    reporter.gauge("raymq_scrub_age_seconds", scrub.age_ms / 1000)
+    reporter.gauge("raymq_scrub_overdue", scrub.overdue)
 
 
 def _report_schedule(reporter: Reporter, schedule: ScheduleStatus) -> None:

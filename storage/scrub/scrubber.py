@@ -91,6 +91,7 @@ class Scrubber:
         with self._lock:
             progress = self._progress
             closed = progress.closed_holes(holes)
+            since_ms = progress.verified_from_ms or progress.waiting_since_ms
             return ScrubStatus(
                 running=bool(progress.section) or self._is_wanted,
                 full_speed=self._is_full_speed or self._is_wanted,
@@ -100,11 +101,12 @@ class Scrubber:
                 completed=progress.completed,
                 began_ms=progress.began_ms,
                 completed_ms=progress.completed_ms,
-                overdue=is_overdue(now_ms, progress.verified_from_ms or progress.waiting_since_ms, period),
+                overdue=is_overdue(now_ms, since_ms, period),
                 found=progress.found,
                 repaired=progress.repaired + closed,
                 unrepaired=tuple(progress.unrepaired),
                 error=self._error,
+                age_ms=max(now_ms - since_ms, 0) if since_ms else 0,
                 read_bytes=self._read_bytes,
                 found_ever=self._found_ever,
                 repaired_ever=self._repaired_at_once + self._parts.holes.mended_holes,

@@ -22,6 +22,7 @@ from raymq.client.admin.upkeep.metadata import MetadataAdmin
 from raymq.client.admin.upkeep.replicas import ReplicaAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
 from raymq.client.admin.upkeep.users import UserAdmin
+from raymq.client.admin.upkeep.verify import VerifyAdmin
 from raymq.common.config.values import SettingValue
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.names import LMQ_PREFIX
@@ -105,6 +106,7 @@ class Admin(
     CheckAdmin,
     MetadataAdmin,
     UserAdmin,
+    VerifyAdmin,
 ):
     """Administration of topics, messages, groups, stores and NameServers.
 

@@ -224,8 +224,8 @@ class StoreOptions(SettingsSection):
     """Maximum number of light queues in a store. A message that needs a further light queue is refused. A queue whose
     messages have all expired does not count."""
     scrub_period_hours: Annotated[int, Field(ge=0, le=24 * 366)] = 168
-    """Period in which the store reads and checks each of its files once, to find damage before a reader does. 0: never.
-    """
+    """Period in which the store reads and checks each of its files once, to find damage before a reader does. 0: only
+    by command (`raymq store verify --now`)."""
     scrub_rate_max_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 5_000_000
     """Maximum number of bytes per second that the periodic check reads. It reads more slowly if the period allows it,
     and takes at most 2 % of a core."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.protocol.store import Hole
+from raymq.common.protocol.store import Hole, ScrubStatus
 from raymq.common.protocol.transactions import WaitingTransactions
 
 
@@ -124,6 +124,7 @@ class StoreReport(ServerReport):
     transactions: TransactionsReport = TransactionsReport()
     holes: tuple[Hole, ...] = ()
     damaged_files: tuple[str, ...] = ()
+    scrub: ScrubStatus = field(default_factory=ScrubStatus)
     requests: tuple[RequestsReport, ...] = ()
     beside: tuple[str, ...] = ()
 

@@ -292,7 +292,8 @@ class ScrubStatus:
     repaired by now. `unrepaired`: descriptions of damage outside of the log that is not repaired. Damage of the log
     that is not repaired is in `StoreStatus.holes`. `error`: why the verification cannot continue, else empty.
 
-    `read_bytes`, `found_ever`, `repaired_ever`: counters since the store was opened.
+    `age_ms`: the time since the last complete verification began, in ms; before the first one is complete, since the
+    store waits for it. `read_bytes`, `found_ever`, `repaired_ever`: counters since the store was opened.
     """
 
     running: bool = False
@@ -308,9 +309,30 @@ class ScrubStatus:
     repaired: int = 0
     unrepaired: tuple[str, ...] = ()
     error: str = ""
+    age_ms: int = 0
     read_bytes: int = 0
     found_ever: int = 0
     repaired_ever: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreVerification:
+    """The verification of one store: its progress and result (`scrub`), and the damaged ranges of its log (`holes`).
+    `broker`: the store's broker group. `error`: why the store does not answer, else empty."""
+
+    scrub: ScrubStatus = ScrubStatus()
+    holes: tuple[Hole, ...] = ()
+    broker: str = ""
+    error: str = ""
+
+    @property
+    def lost(self) -> int:
+        """The number of damaged places that are known and not repaired."""
+        return len(self.holes) + len(self.scrub.unrepaired)
+
+    def is_complete(self, number: int) -> bool:
+        """True if the verification with this number, as the storage actor's `verify` returned it, is complete."""
+        return self.scrub.completed >= number
 
 
 @dataclass(frozen=True, slots=True)

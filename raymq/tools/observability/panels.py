@@ -251,6 +251,18 @@ ROWS: Final = (
                 _of("raymq_log_mended_bytes", "storage", how=increase, legend="bytes in the log of"),
                 title="Repairs of the log",
             ),
+            _panel(_of("raymq_scrub_bytes", "storage")),
+            _panel(
+                _of("raymq_scrub_found", "storage", how=increase, legend="found in"),
+                _of("raymq_scrub_repaired", "storage", how=increase, legend="repaired in"),
+                _of("raymq_scrub_unrepaired", "storage", legend="not repaired in"),
+                title="Results of the verification",
+            ),
+            _panel(
+                _of("raymq_scrub_age_seconds", "storage"),
+                _of("raymq_scrub_overdue", "storage", legend="overdue in"),
+                title="Age of the last verification",
+            ),
         ),
     ),
     Row(

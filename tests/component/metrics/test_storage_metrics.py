@@ -17,6 +17,7 @@ from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import FetchRequest, QueuePosition
 from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.telemetry.metrics.reporter import Reporter
+from tests.support.history.waiting import eventually
 from tests.support.metrics.fake_ray import FakeMetrics
 from tests.support.stores.clocks import Clock
 from tests.support.stores.stores import make_batch, open_store
@@ -158,6 +159,8 @@ def test_the_state_of_the_store(store, report):
     assert seen.value("raymq_requests_refused", processor="pull", reason="late") == 6
     assert seen.value("raymq_recovery_cut_bytes") == 0
     assert [seen.value(f"raymq_{name}") for name in ("log_holes", "log_hole_bytes", "damaged_files")] == [0, 0, 0]
+    scrub = [seen.value(f"raymq_scrub_{name}") for name in ("unrepaired", "overdue", "age_seconds")]
+    assert scrub == [0, 0, 0]
     store._parts.holes.mended_bytes, store._parts.holes.mended_holes = 400, 2
     assert [report().value(f"raymq_{name}") for name in ("log_mended_bytes", "log_holes_mended")] == [400, 2]
     store.fence("it follows")
@@ -165,6 +168,14 @@ def test_the_state_of_the_store(store, report):
     assert seen.value("raymq_storage_disk_failed") == 0
     store.gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
     assert report().value("raymq_storage_disk_failed") == 1
+
+
+def test_the_verification_of_the_store(store, report):
+    store.append([make_batch([b"a"])])
+    number = store.scrubber.verify_now()
+    eventually(lambda: store.scrubber.status().completed == number, "the end of the verification")
+    assert report().value("raymq_scrub_bytes") == store.log.end_offset
+    assert report().value("raymq_scrub_unrepaired") == 0
 
 
 def test_a_store_that_cannot_be_opened_is_not_writable(ray_metrics):

@@ -108,6 +108,16 @@ HISTORIES = [
         gauge("log_hole_bytes", 'storage="storage-broker-a-0"', "400x5 0x55"),
     ),
     History(
+        "RaymqFilesDamaged",
+        gauge("scrub_unrepaired", 'storage="storage-broker-a-0"', "1x60"),
+        gauge("scrub_unrepaired", 'storage="storage-broker-a-0"', "1x4 0x56"),
+    ),
+    History(
+        "RaymqVerifyOverdue",
+        gauge("scrub_overdue", 'storage="storage-broker-a-0"', "1x80"),
+        gauge("scrub_overdue", 'storage="storage-broker-a-0"', "1x50 0x30"),
+    ),
+    History(
         "RaymqDelayedLate",
         gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "5001x60"),
         gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "4999x60"),
@@ -121,7 +131,7 @@ HISTORIES = [
 
 
 def test_promtool_takes_the_rules() -> None:
-    assert "12 rules found" in check_with_promtool("check", "rules", str(RULES))
+    assert "14 rules found" in check_with_promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_has_a_history() -> None:

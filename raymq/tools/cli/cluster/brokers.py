@@ -20,11 +20,13 @@ from raymq.tools.cli.options import broker_argument, number_option
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
     from raymq.client.client import Client
     from raymq.client.cluster.launcher import ProgressCallback
+    from raymq.common.protocol.store import ScrubStatus, StoreVerification
 
 
 @cli.group()
@@ -124,6 +126,64 @@ def store_clean(admin: Admin, broker_name: str) -> CommandResult:
     admin.clean_store(broker_name)
     text = f"{broker_name} deletes messages that are older than its settings allow; see `raymq status`"
     return CommandResult({"broker": broker_name, "cleaning": True}, text)
+
+
+@command(store, "verify")
+@click.option("--now", is_flag=True, help="Verify all files now, at full speed, and wait for the result.")
+@click.option("--broker", shell_complete=completes("brokers"), help="Only the stores of this broker group.")
+@number_option("--timeout", NumberRange(1, 604_800), "Seconds to wait with --now; then the stores go on alone.", 86_400)
+def store_verify(admin: Admin, now: bool, broker: str | None, timeout: int) -> CommandResult:
+    """Show how far each store has verified its files, and which damage it found. With --now, verify them at once.
+
+    Each store reads all its files once a week (scrub_period_hours), and checks every record and queue entry. Damage is
+    repaired from another replica or from the log, or is counted as lost. Exit code 1 if damage is not repaired, or a
+    store does not answer. Example: raymq store verify --now
+    """
+    if now:
+        with counting("verifying bytes") as counter:
+            shown = 0
+
+            def on_progress(checked: int, total: int) -> None:
+                nonlocal shown
+                counter.expect(total)
+                counter.advance(checked - shown)
+                shown = checked
+
+            found = admin.verify_stores(broker, timeout_s=timeout, on_progress=on_progress)
+    else:
+        found = admin.verification(broker)
+    rows = [
+        [
+            name,
+            one.error or one.scrub.error or "-",
+            "-" if one.error else verified_text(one.scrub),
+            *(one.scrub.checked_bytes, one.scrub.found, one.scrub.repaired, one.lost),
+        ]
+        for name, one in found.items()
+    ]
+    damage = [f"{name}: {text}" for name, one in found.items() for text in _damage_of(one)]
+    return rows_result(
+        "stores",
+        ["store", "error", "verified", "bytes", "found", "repaired", "lost"],
+        rows,
+        more={"damage": damage, "details": {name: asdict(one) for name, one in found.items()}},
+        errors=damage,
+        failed=any(one.error or one.lost or (now and one.scrub.running) for one in found.values()),
+    )
+
+
+def verified_text(scrub: ScrubStatus) -> str:
+    """Return a text about the verification of a store: its progress, or the age of the last complete one."""
+    age = f"{scrub.age_ms / 3_600_000:.1f} h ago" if scrub.completed else "not yet"
+    if not scrub.running:
+        return age
+    return f"{100 * scrub.checked_bytes // max(scrub.total_bytes, 1)} % (before: {age})"
+
+
+def _damage_of(store: StoreVerification) -> list[str]:
+    """Return a text for each damaged place of a store that is not repaired."""
+    holes = [f"{hole.size} bytes at {hole.offset} of the log: {hole.reason}" for hole in store.holes]
+    return [*holes, *store.scrub.unrepaired]
 
 
 @command(store, "close")

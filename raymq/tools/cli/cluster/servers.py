@@ -12,6 +12,7 @@ import click
 
 from raymq.common.names import BROKER_GROUPS_MAX
 from raymq.common.numbers import POSITIVE, TIME_S, NumberRange
+from raymq.tools.cli.cluster.brokers import verified_text
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import remember_all_names
 from raymq.tools.cli.options import RenamedOption, config_option
@@ -221,9 +222,9 @@ def _brokers(status: ClusterStatus) -> Shown:
 def _stores(status: ClusterStatus) -> Shown:
     """Yield the tables of running stores, and of stores on disk that do not run."""
     yield Table(
-        ["store", "state", "queues", "log bytes", "not flushed", "directory"],
+        ["store", "state", "queues", "log bytes", "not flushed", "verified", "directory"],
         [
-            [s.actor, s.error, None, None, None, "-"]
+            [s.actor, s.error, None, None, None, "-", "-"]
             if s.error
             else [
                 s.actor,
@@ -231,6 +232,7 @@ def _stores(status: ClusterStatus) -> Shown:
                 s.queues,
                 s.log_bytes,
                 s.unflushed_bytes,
+                verified_text(s.scrub),
                 s.root,
             ]
             for s in status.stores

@@ -143,12 +143,16 @@ def places(status: ClusterStatus) -> list[Finding]:
 
 
 def undamaged(status: ClusterStatus) -> list[Finding]:
-    """Check that no commit log has damaged records, and that no store found a damaged file when it opened."""
+    """Check that no commit log has damaged records, and that no store found a damaged file when it opened or when it
+    verified its files."""
     do = (
         "check the disk; raymq replaces the damaged bytes by the intact bytes of another replica; until then each "
         "reader gets an error for the damaged message, and continues with the next message"
     )
     found = []
+    do_replace = (
+        "check the disk; with several replicas, replace it (`raymq drain`): the new replica is filled from the master"
+    )
     do_file = "check the disk, which has changed bytes of a file; the store has corrected or rebuilt the file"
     for store in status.stores:
         for hole in store.holes:
@@ -156,6 +160,8 @@ def undamaged(status: ClusterStatus) -> list[Finding]:
             found.append(fail(seen, do, store.actor))
         for text in store.damaged_files:
             found.append(warn(text, do_file, store.actor))
+        for text in store.scrub.unrepaired:
+            found.append(fail(text, do_replace, store.actor))
     return found or [ok("no damage was found")]
 
 
@@ -250,6 +256,17 @@ def deleted_unread(status: ClusterStatus) -> list[Finding]:
     return found or [ok("nothing was deleted before its time")]
 
 
+def verified(status: ClusterStatus) -> list[Finding]:
+    """Check that every store was verified completely within one and a half periods."""
+    do = "raise `scrub_rate_max_bytes`, or run `raymq store verify --now`: unread damage is found too late"
+    late = [
+        warn(f"its files were last verified {store.scrub.age_ms / 86_400_000:.1f} days ago", do, store.actor)
+        for store in status.stores
+        if store.scrub.overdue
+    ]
+    return late or [ok(f"{len(status.stores)} stores are verified in time")]
+
+
 PROBLEM_CHECKS: Final[Mapping[str, Judge]] = {
     "servers answer": servers,
     "stores open": stores_open,
@@ -270,6 +287,7 @@ ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "a replica to spare": spare_replicas,
     "delayed messages": delayed,
     "deleted unread": deleted_unread,
+    "stores verified": verified,
 }
 """The checks that give advice about the cluster's settings and load, by name."""
 

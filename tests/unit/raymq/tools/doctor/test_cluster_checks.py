@@ -105,6 +105,18 @@ ILL = [
         State.FAIL,
         "443 damaged bytes at 1000 of its log",
     ),
+    (
+        "stores undamaged",
+        status("stores", 0, scrub={"unrepaired": ["log file x cannot be read"]}),
+        State.FAIL,
+        "log file x cannot be read",
+    ),
+    (
+        "stores verified",
+        status("stores", 0, scrub={"overdue": True, "age_ms": 21 * 86_400_000}),
+        State.WARN,
+        "last verified 21.0 days ago",
+    ),
     ("stores undamaged", status("stores", 0, damaged_files=["dedup is damaged"]), State.WARN, "dedup is damaged"),
     (
         "stores take messages",

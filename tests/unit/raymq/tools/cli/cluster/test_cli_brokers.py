@@ -1,10 +1,13 @@
-"""Tests of `raymq broker`: the calls that the commands make to a fake Admin."""
+"""Tests of `raymq broker` and `raymq store verify`: the calls that the commands make to a fake Admin."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+
+from raymq.common.protocol.store import Hole, ScrubStatus, StoreVerification
 
 
 class Brokers:
@@ -12,6 +15,20 @@ class Brokers:
 
     def __init__(self) -> None:
         self.writable: dict[str, bool] = {}
+        self.found: dict[str, StoreVerification] = {}
+        self.asked: list[tuple[str, Any]] = []
+
+    def verification(self, broker: str | None = None) -> dict[str, StoreVerification]:
+        self.asked.append(("verification", broker))
+        return self.found
+
+    def verify_stores(
+        self, broker: str | None = None, *, timeout_s: float, on_progress: Any
+    ) -> dict[str, StoreVerification]:
+        self.asked.append(("verify_stores", broker, timeout_s))
+        on_progress(50, 100)
+        on_progress(100, 100)
+        return self.found
 
     def set_broker_writable(self, broker: str, writable: bool) -> None:
         self.writable[broker] = writable
@@ -25,3 +42,56 @@ def admin() -> Brokers:
 def test_a_broker_group_is_made_writable_or_not(run: Any, admin: Brokers) -> None:
     assert "takes no messages" in run("broker", "writable", "off", "broker-b").output
     assert admin.writable == {"broker-b": False}
+
+
+DONE = ScrubStatus(completed=1, checked_bytes=4096, total_bytes=4096, found=2, repaired=2, age_ms=7_200_000)
+HALF = ScrubStatus(running=True, section="log", checked_bytes=1024, total_bytes=2048)
+
+
+def test_the_progress_of_each_replica_is_shown(run: Any, admin: Brokers) -> None:
+    admin.found = {
+        "storage-broker-a-0": StoreVerification(DONE, (), "broker-a"),
+        "storage-broker-a-1": StoreVerification(HALF, (), "broker-a"),
+    }
+    shown = json.loads(run("store", "verify", "--json").output)
+    rows = [[row[name] for name in ("store", "verified", "found", "repaired", "lost")] for row in shown["stores"]]
+    assert rows == [
+        ["storage-broker-a-0", "2.0 h ago", 2, 2, 0],
+        ["storage-broker-a-1", "50 % (before: not yet)", 0, 0, 0],
+    ]
+    assert shown["damage"] == []
+    assert shown["details"]["storage-broker-a-0"]["scrub"]["completed"] == 1
+    assert admin.asked == [("verification", None)]
+
+
+def test_a_verification_by_command_that_repairs_everything_succeeds(run: Any, admin: Brokers) -> None:
+    admin.found = {"storage-broker-a-0": StoreVerification(DONE, (), "broker-a")}
+    result = run("store", "verify", "--now", "--broker", "broker-a", "--timeout", "60")
+    assert result.exit_code == 0
+    assert admin.asked == [("verify_stores", "broker-a", 60)]
+
+
+@pytest.mark.parametrize(
+    ("store", "text"),
+    [
+        (
+            StoreVerification(DONE, (Hole(1000, 443, "the body does not match"),)),
+            "443 bytes at 1000 of the log: the body",
+        ),
+        (StoreVerification(ScrubStatus(completed=1, unrepaired=("file x is damaged",))), "file x is damaged"),
+        (StoreVerification(error="actor 'storage-broker-a-0' does not run"), "does not run"),
+    ],
+)
+@pytest.mark.parametrize("now", [True, False])
+def test_damage_that_is_not_repaired_fails_the_command(
+    run: Any, admin: Brokers, store: StoreVerification, text: str, now: bool
+) -> None:
+    admin.found = {"storage-broker-a-0": store}
+    result = run("store", "verify", *(["--now"] if now else []), "--json", code=1)
+    assert text in result.output
+
+
+def test_a_verification_that_is_not_complete_in_time_fails_the_command(run: Any, admin: Brokers) -> None:
+    admin.found = {"storage-broker-a-0": StoreVerification(HALF, (), "broker-a")}
+    assert "50 %" in run("store", "verify", "--now", "--timeout", "1", code=1).output
+    assert run("store", "verify").exit_code == 0
