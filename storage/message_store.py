@@ -24,7 +24,7 @@ from storage.append.write_gate import WriteGate
 from storage.checkpoint_service import CheckpointService
 from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
-from storage.files.age_marks import AgeMarks
+from storage.files.age_marks import AgeMarks, Elapsed, machine_elapsed
 from storage.files.disk_usage import NoRoomError
 from storage.files.lock import DirectoryLock
 from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, StoreHooks, open_hooks
@@ -97,6 +97,7 @@ class MessageStore:
         broker_name: str,
         store_host: tuple[str, int],
         clock_ms: Callable[[], int],
+        read_elapsed: Callable[[], Elapsed] | None,
         on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
@@ -132,7 +133,7 @@ class MessageStore:
         hooks = self._open_paths(broker_name, host, clock_ms)
         # The key index; None in a store without an index (message_index_enable is off).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
-        self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
+        self._start_services(checkpoint, clock_ms, read_elapsed, replicated=on_stored is not None)
         reports = StoreReports(
             parts,
             gate,
@@ -181,7 +182,14 @@ class MessageStore:
             self.fetch = HookedFetches(self.fetches.fetch, hooks.consume, broker_name)
         return hooks
 
-    def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
+    def _start_services(
+        self,
+        checkpoint: Checkpoint,
+        clock_ms: Callable[[], int],
+        read_elapsed: Callable[[], Elapsed] | None,
+        *,
+        replicated: bool,
+    ) -> None:
         """Create the store's components that depend on all other components, and start their threads."""
         settings, parts, gate, resources = self._settings, self._parts, self.gate, self._resources
         self._queries = StoreQueries(
@@ -195,7 +203,11 @@ class MessageStore:
         )
         self.queues = QueueQueries(parts, self._queries, gate.require_readable)
         self.chunks = LogChunks(parts, gate, self._appender, self.stats)
-        self.schedule = ScheduleService(parts, gate, self._appender, self.stats)
+        self.ages = AgeMarks(parts.config, parts.log.end_offset, read_elapsed or machine_elapsed)
+        is_set = clock_ms is system_clock_ms or read_elapsed is not None
+        self.schedule = ScheduleService(
+            parts, gate, self._appender, self.stats, self.ages if is_set else None, clock_ms
+        )
         resources.callback(self.schedule.close)
         self.transactions = TransactionService(parts, gate, self._appender, self.stats)
         self._checkpoints = CheckpointService(
@@ -211,7 +223,6 @@ class MessageStore:
         self.inspector = LogInspector(parts, gate)
         self.scrubber = Scrubber(parts, gate, [LogSection(parts, self.inspector)], clock_ms=clock_ms)
         resources.callback(self.scrubber.close)
-        self.ages = AgeMarks(parts.config, parts.log.end_offset)
         self.compaction = CompactionService(parts, clock_ms=clock_ms, ages=self.ages, replicated=replicated)
         resources.callback(self.compaction.close)
         self.cleaner = Cleaner(
@@ -273,9 +284,13 @@ class MessageStore:
         broker_name: str,
         store_host: tuple[str, int] = ("127.0.0.1", 10911),
         clock_ms: Callable[[], int] = system_clock_ms,
+        read_elapsed: Callable[[], Elapsed] | None = None,
         on_stored: Callable[[int], None] | None = None,
     ) -> MessageStore:
         """Open the store directory of `settings`, create it if it does not exist, and recover it (spec/storage.md §5).
+
+        `read_elapsed` reads a clock that no step changes (storage.files.age_marks). It shows if `clock_ms` was set. By
+        default it is the machine's clock, and a `clock_ms` other than the wall clock counts as never set.
 
         With `on_stored` the store is one of several replicas. The store calls `on_stored` with the physical offset up
         to which the log is as durable as the settings promise. Consumers then see messages up to the last offset that
@@ -293,6 +308,7 @@ class MessageStore:
                     broker_name=broker_name,
                     store_host=store_host,
                     clock_ms=clock_ms,
+                    read_elapsed=read_elapsed,
                     on_stored=on_stored,
                     resources=resources,
                 )

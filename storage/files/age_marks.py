@@ -120,6 +120,14 @@ class AgeMarks:
         before_ms = self.now_ms() - age_ms
         return max([mark.end for mark in self._marks if mark.age_ms <= before_ms], default=self._from)
 
+    def since_ms(self, log_end: int) -> int | None:
+        """Return a time in ms for which the log has certainly ended at `log_end`, or 0. Returns None if the log has no
+        marks: its records are older than the marks."""
+        marks = self._marks
+        if not marks:
+            return None if log_end <= self._from else 0
+        return self.now_ms() - marks[-1].age_ms if log_end <= marks[-1].end else 0
+
     def save_if_cut(self, min_offset: int) -> None:
         """Write the marks to disk if the log was cut since they were written. Otherwise a later process could take the
         marks of the cut records for marks of the records that follow. Raises OSError if the disk fails."""

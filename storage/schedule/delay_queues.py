@@ -5,8 +5,8 @@ other kind, in any order. Queues of both kinds return due messages in one fixed 
 the previous process stored (storage.dispatch.delivery_progress.SourceProgress). Messages that `due` returned stay due
 until `done` is called with them.
 
-    LevelQueue    Each message waits equally long: the first stored is due first. The object holds one
-                  number: the next offset.
+    LevelQueue    Each message waits equally long: the first stored is due first. The object holds the next
+                  offset, and the steps of the clock during the waiting time.
     TimerQueue    Each message has a time of its own. Times and offsets of messages due in the next minutes are held,
                   sorted; later ones are read again from the units when the first of them is due. The order is by
                   (time, offset).
@@ -34,6 +34,8 @@ offset on. At the end of a queue file it returns fewer delivery times."""
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
 SCAN_UNITS: Final = 65_536
+STEPS_MAX: Final = 8
+"""Maximum number of steps of the clock that a level queue distinguishes. It merges earlier steps."""
 _FRESH_MAX: Final = 4096
 _NO_INTS: Final = np.empty(0, np.int64)
 
@@ -56,32 +58,81 @@ class DelayQueueBounds(NamedTuple):
     end: int
 
 
-class LevelQueue:
-    """A delay queue in which each message waits equally long: `delay_ms` milliseconds."""
+class ClockStep(NamedTuple):
+    """A step of the clock. Messages before the queue offset `end` were stored before the step. Such a message is due
+    once the clock, set back by `shift_ms`, shows its delivery time. All of the messages are due at `free_ms`."""
 
-    def __init__(self, codes: Codes, delay_ms: int, progress: SourceProgress) -> None:
+    end: int
+    shift_ms: int
+    free_ms: int
+
+
+class LevelQueue:
+    """A delay queue in which each message waits equally long: `delay_ms` milliseconds.
+
+    A message waits for a duration, so a step of the clock must not change the duration (`step`). With `may_be_early`
+    a message whose time is further ahead than `delay_ms` is due at once; otherwise the message waits for `delay_ms`
+    from now on.
+    """
+
+    def __init__(self, codes: Codes, delay_ms: int, progress: SourceProgress, *, may_be_early: bool = False) -> None:
         self._codes = codes
-        self._delay_ms = delay_ms
+        self._delay_ms, self._may_be_early = delay_ms, may_be_early
         self._position = progress.next_offset
         self._wake_ms: int | None = None
+        # The steps of the clock that concern waiting messages, by ascending end.
+        self._steps: list[ClockStep] = []
+
+    def step(self, end: int, by_ms: int, now_ms: int) -> None:
+        """Note that the clock was set forward by `by_ms` (back, if negative) while the queue ended at `end`.
+
+        `now_ms` is the time after the step. If the size of the step is not known exactly, `by_ms` must not be too low.
+        Messages that were stored between the step and this call are delivered late, by `by_ms` or their delay at most.
+        """
+        self._steps = [ClockStep(one.end, one.shift_ms + by_ms, one.free_ms + by_ms) for one in self._steps]
+        if not self._steps or self._steps[-1].end < end:
+            self._steps.append(ClockStep(end, by_ms, now_ms + self._delay_ms))
+        if len(self._steps) > STEPS_MAX:
+            first, second = self._steps[:2]
+            merged = ClockStep(second.end, max(first.shift_ms, second.shift_ms), max(first.free_ms, second.free_ms))
+            self._steps[:2] = [merged]
 
     def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
         """Return the first messages of the delay queue that are due at `now_ms`, at most `limit`.
 
-        A message also counts as due if the delivery time in its queue entry (unit) is further ahead than its delay.
-        Then the clock was set back, or the delay level was changed (spec/storage.md §12).
+        If the delivery time in a queue entry (unit) is further ahead than the delay, the clock was set back while no
+        process ran, or the delay level was changed (spec/storage.md §12). RocketMQ then delivers the message at once.
+        Here the message waits for `delay_ms` from now on, unless `may_be_early` is set.
         """
         self._position = min(max(self._position, bounds.min_offset), bounds.end)
         self._wake_ms = None
         dues: list[Due] = []
         while len(dues) < limit and self._position + len(dues) < bounds.end:
             first = self._position + len(dues)
-            codes = self._codes(first, min(limit - len(dues), bounds.end - first))
-            waiting = np.flatnonzero((codes > now_ms) & (codes <= now_ms + self._delay_ms))
+            self._steps = [one for one in self._steps if one.end > self._position]
+            step = next((one for one in self._steps if one.end > first), None)
+            end = bounds.end if step is None else min(bounds.end, step.end)
+            if end <= first:
+                break
+            codes = self._codes(first, min(limit - len(dues), end - first))
+            if step is None:
+                waits = codes > now_ms
+                if self._may_be_early:
+                    waits &= codes <= now_ms + self._delay_ms
+                elif len(codes) and codes[0] > now_ms + self._delay_ms:
+                    self._steps.append(ClockStep(bounds.end, 0, now_ms + self._delay_ms))
+                    continue
+            elif step.free_ms <= now_ms:
+                waits = np.zeros(len(codes), np.bool_)
+            else:
+                waits = codes + step.shift_ms > now_ms
+            waiting = np.flatnonzero(waits)
             ready = int(waiting[0]) if len(waiting) else len(codes)
             dues += [Due(first + index, 0, min(code, now_ms)) for index, code in enumerate(codes[:ready].tolist())]
             if ready < len(codes):
                 self._wake_ms = int(codes[ready])
+                if step is not None:
+                    self._wake_ms = min(self._wake_ms + step.shift_ms, step.free_ms)
             if ready < len(codes) or not len(codes):
                 break
         return dues

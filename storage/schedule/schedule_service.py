@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,9 @@ from raymq.common.protocol.store import DelayedInStore, ScheduleStatus
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.dispatch.delivery_progress import Delivery, Source
+from storage.files.age_marks import AgeMarks
 from storage.parts import StoreParts
+from storage.schedule.clock_steps import ClockSteps
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.scheduler import Scheduler
 from storage.schedule.waiting import WAITING_LIMIT_MAX, waiting
@@ -34,10 +36,22 @@ logger = logging.getLogger(__name__)
 class ScheduleService:
     """Delivers one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
-    def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
+    def __init__(
+        self,
+        parts: StoreParts,
+        gate: WriteGate,
+        appender: Appender,
+        stats: StoreStats,
+        ages: AgeMarks | None,
+        clock_ms: Callable[[], int],
+    ) -> None:
         """Create the ScheduleService of one store, which delivers the store's delayed messages. It stores due messages
-        through `gate` and `appender`, and counts them in `stats`."""
+        through `gate` and `appender`, and counts them in `stats`.
+
+        `ages` detects steps of the store's clock `clock_ms`. If `ages` is None, nobody sets this clock.
+        """
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
+        self._ages, self._clock_ms = ages, clock_ms
         # This lock is held while delivery starts or stops, but not while waiting for the delivery thread to end.
         self._lock = threading.Lock()
         # The thread that delivers due delayed messages; None while delivery is stopped. A closed store keeps its last
@@ -93,7 +107,16 @@ class ScheduleService:
         """Create a scheduler that continues from the store's delivery progress. Only one scheduler may run at a
         time."""
         reader = DelayQueueReader(self._parts, self._appender)
-        return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms)
+        return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms, self._clock_steps())
+
+    def _clock_steps(self) -> ClockSteps:
+        ages = self._ages
+        if ages is None:
+            return ClockSteps(self._clock_ms)
+        with self._parts.append_lock:
+            newest_ms, log_end = self._appender.last_store_timestamp_ms, self._parts.log.end_offset
+        since_ms = ages.since_ms(log_end)
+        return ClockSteps(ages.now_ms, None if since_ms is None or newest_ms <= 0 else newest_ms + since_ms)
 
     def _store_deliveries(self, source: Source, deliveries: Sequence[Delivery]) -> None:
         """Store due messages that waited in the delay queue `source`. Raises the errors of

@@ -39,6 +39,7 @@ from raymq.records.format.layout import RecordError
 from raymq.records.format.rewrite import WaitingRecord, move_record, read_waiting
 from raymq.records.kernels.moved_records import MovedRecord, move_waiting_records
 from storage.dispatch.delivery_progress import Delivery, Source
+from storage.schedule.clock_steps import ClockSteps
 from storage.schedule.delay_queue_reader import DelayQueueReader
 from storage.schedule.delay_queues import DelayQueueBounds, Due, LevelQueue, TimerQueue
 from storage.schedule.recalls import RECALLS, RecallTable, read_recall
@@ -63,8 +64,10 @@ class Scheduler:
         reader: DelayQueueReader,
         store: Callable[[Source, Sequence[Delivery]], None],
         levels_ms: tuple[int, ...],
+        steps: ClockSteps,
     ) -> None:
         self._reader = reader
+        self._steps = steps
         self._store = store
         self._levels_ms = levels_ms
         # `_queues`: the delay queues that the scheduler has found so far. `_bounds`: the first and the end offset of
@@ -110,7 +113,9 @@ class Scheduler:
     def round(self) -> float:
         """Run one round: deliver the first due messages of each delay queue, up to a limit. Returns the seconds to wait
         before the next round."""
+        self._steps.begin()
         now_ms, self._bounds = self._reader.read_bounds()
+        self._note_step(now_ms)
         late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
         due = 0
         if RECALLS in self._bounds:
@@ -146,6 +151,23 @@ class Scheduler:
                     self._reader.raise_low(source, queue.low())
         return max(wake_ms - now_ms, 0) / 1000
 
+    def _note_step(self, now_ms: int) -> None:
+        """If the clock was set since the last round, let the messages of each delay level wait for their full
+        delay."""
+        by_ms = self._steps.step_ms(now_ms)
+        if not by_ms:
+            return
+        logger.warning(
+            "the clock of this store was set %s by %.1f s; delay levels keep their durations",
+            "forward" if by_ms > 0 else "back",
+            abs(by_ms) / 1000,
+        )
+        for source, bounds in self._bounds.items():
+            if source[0] == SCHEDULE_TOPIC:
+                queue = self._queue(source)
+                assert isinstance(queue, LevelQueue)
+                queue.step(bounds.end, by_ms, now_ms)
+
     def _queue(self, source: Source) -> LevelQueue | TimerQueue:
         queue = self._queues.get(source)
         if queue is None:
@@ -155,7 +177,8 @@ class Scheduler:
             if topic == SCHEDULE_TOPIC:
                 queue = LevelQueue(codes, level_delay_ms(queue_id + 1, self._levels_ms), progress)
             elif queue_id in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):
-                queue = LevelQueue(codes, TIMER_ROLL_MS, progress)
+                # A message that is moved on early is not delivered early; a message that is moved late could be late.
+                queue = LevelQueue(codes, TIMER_ROLL_MS, progress, may_be_early=True)
             else:
                 queue = TimerQueue(codes, progress)
             self._queues[source] = queue

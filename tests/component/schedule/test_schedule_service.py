@@ -22,7 +22,7 @@ from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingB
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
 from tests.support.stores.clocks import Clock
-from tests.support.stores.stores import killed_copy, read_queue
+from tests.support.stores.stores import killed_copy, open_store, read_queue
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -297,11 +297,72 @@ def test_a_put_that_is_refused_is_tried_again(opened, clock, caplog):
     wait_for_bodies(store, [b"%d" % n for n in range(300)])
 
 
-def test_the_clock_set_back_does_not_hold_back_a_level(opened, clock):
+STEPS_MS = [-DAY_MS, -600_000, 600_000, DAY_MS]
+
+
+@pytest.mark.parametrize("by_ms", STEPS_MS)
+def test_a_step_of_the_clock_does_not_change_the_delay_of_a_level(opened, clock, by_ms):
     store = opened()
     store.append([waiting_batch([level(b"x")], clock)])
-    clock.now_ms -= HOUR_MS
+    clock.now_ms += 4000
+    wait_for_a_round(store)
+    clock.set_forward(by_ms)
+    wait_for_a_round(store)
+    store.append([waiting_batch([level(b"y")], clock)])
+    clock.now_ms += 5999
+    wait_for_a_round(store)
+    assert bodies(store) == []
+    clock.now_ms += 1
     wait_for_bodies(store, [b"x"])
+    clock.now_ms += 3999
+    wait_for_a_round(store)
+    assert bodies(store) == [b"x"]
+    clock.now_ms += 10_000
+    wait_for_bodies(store, [b"x", b"y"])
+
+
+@pytest.mark.parametrize("by_ms", STEPS_MS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_level_keeps_its_delay_over_a_restart_with_another_clock(opened, clock, tmp_path, by_ms, killed):
+    store = opened()
+    store.append([waiting_batch([level(b"x", delay_level=5)], clock)])
+    clock.now_ms += 1000
+    store.cleaner.look_at_disk()
+    clock.now_ms += 19_000
+    root = tmp_path / "store"
+    if killed:
+        root = killed_copy(root, tmp_path / "killed")
+    store.close()
+    clock.set_forward(by_ms)
+    store = opened(root)
+    wait_for_a_round(store)
+    clock.now_ms += 39_000
+    wait_for_a_round(store)
+    assert bodies(store) == []
+    clock.now_ms += 60_000
+    wait_for_bodies(store, [b"x"])
+
+
+def test_a_new_master_with_another_clock_delivers_no_level_early(tmp_path, clock):
+    """The log of a master is copied to a slave whose clock is a day ahead, and the slave becomes the master."""
+    ahead = Clock()
+    ahead.set_forward(DAY_MS)
+    master = open_store(tmp_path / "master", clock_ms=clock)
+    slave = open_store(tmp_path / "slave", clock_ms=ahead)
+    try:
+        master.append([waiting_batch([level(b"x", delay_level=5)], clock)])
+        data = master.chunks.read_chunk(0, 1 << 20)
+        assert slave.chunks.append_chunk(0, data)
+        slave.cleaner.look_at_disk()
+        slave.schedule.start_delivery()
+        ahead.now_ms += 59_000
+        wait_for_a_round(slave)
+        assert bodies(slave) == []
+        ahead.now_ms += 11_000
+        wait_for_bodies(slave, [b"x"])
+    finally:
+        master.close()
+        slave.close()
 
 
 def test_a_store_that_does_not_deliver_keeps_everything(opened, clock):

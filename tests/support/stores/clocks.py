@@ -16,9 +16,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
+        self._steps_ms = 0
 
     def __call__(self) -> int:
         return self.now_ms
+
+    def set_forward(self, by_ms: int) -> None:
+        """Set the clock forward (back, if negative) although no time passes."""
+        self.now_ms += by_ms
+        self._steps_ms += by_ms
+
+    def elapsed(self) -> Elapsed:
+        """Read a clock that advances with this one, but that `set_forward` does not change."""
+        return Elapsed("test", self.now_ms - self._steps_ms)
 
 
 def let_pass(store: MessageStore, hours: float = 1000) -> None:

@@ -49,6 +49,8 @@ def small_settings(root: Path, **changes: Any) -> StoreSettings:
 
 def open_store(root: Path, *, clock_ms: Any = None, **changes: Any) -> MessageStore:
     arguments = {} if clock_ms is None else {"clock_ms": clock_ms}
+    if hasattr(clock_ms, "elapsed"):
+        arguments["read_elapsed"] = clock_ms.elapsed
     return MessageStore.open(small_settings(root, **changes), broker_name="broker-a", **arguments)
 
 
