@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, Replic
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.replicator_actor import ReplicatorActor
-from placement.controller_metrics import ControllerMetrics
+from placement.controller_metrics import ControllerMetrics, SkewEstimate
 from placement.election import GroupControl, Record
 from placement.inventory import running
 from placement.membership import describe
@@ -59,13 +59,14 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _WatchedReplica:
     """A replica that a thread of the Controller calls regularly. `order`: the next order for the replica. `error`: the
-    error of the last call."""
+    error of the last call. `skew`: how far the clock of the replica's node is ahead of the Controller's clock."""
 
     name: StorageName
     actor: ActorRef
     wake: threading.Event
     order: Order | None = None
     error: str = "no report requested yet"
+    skew: SkewEstimate = field(default_factory=SkewEstimate)
 
 
 class Controller:
@@ -289,11 +290,13 @@ class Controller:
     def _replica_status(
         self, watched: _WatchedReplica, state: ReplicaState | None, leading: ReplicaState | None
     ) -> dict[str, Any]:
-        note = self._reconciler.notes.get(watched.name, "")
+        note, skew = self._reconciler.notes.get(watched.name, ""), watched.skew.best()
         about = {
             "replica": watched.name.replica,
             "node_id": self._reconciler.node_ids.get(watched.name),
             "note": note,
+            "clock_skew_s": None if skew is None else skew.skew_s,
+            "clock_error_s": None if skew is None else skew.error_s,
             **_lag(watched.name.replica, leading),
         }
         if state is None:
@@ -316,8 +319,10 @@ class Controller:
                     return  # the replica has left its broker group
                 order, watched.order = watched.order, None
                 record = self._groups[watched.name.broker_name].record
-            asked_s = time.monotonic()
+            asked_s, asked_ms = time.monotonic(), _wall_ms()
             state, watched.error = self._send_order(watched, order, record)
+            if state is not None and state.wall_ms:
+                watched.skew.note(state.wall_ms, asked_ms, _wall_ms())
             self._decide(watched.name.broker_name, state, asked_s)
             watched.wake.wait(PING_INTERVAL_S)
             watched.wake.clear()
@@ -399,6 +404,10 @@ class Controller:
             ActorRef(group).tell("look_for_master")
         except RaymqError as error:
             logger.info("broker %s could not be notified of its new master: %s", group, error)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from typing import Any, Final
 
 from actors.core.replica.hole_reports import HoleReports
@@ -225,6 +226,7 @@ class Replica(MasterSide, FollowerSide):
                 caught_up=self._caught_up,
                 refusal=self._refusal,
                 members=self._files.members,
+                wall_ms=time.time_ns() // 1_000_000,
             )
 
     def _proposal(self) -> SyncStateSet | None:

@@ -63,6 +63,8 @@ class ReplicaState:
     had everything that its master had confirmed. From that time on it has missed no message acknowledged while it was
     in the sync-state set. `refusal`: the reason why the replica does not follow its master, or "". `members`: the
     newest members of the broker group on the replica's disk; None if the group's replicas were never changed.
+    `wall_ms`: the wall clock of the replica's node, in ms since 1970, 0 if unknown. It is only compared with other
+    nodes' clocks.
     """
 
     replica: int
@@ -86,6 +88,7 @@ class ReplicaState:
     caught_up: bool = False
     refusal: str = ""
     members: ReplicaMembers | None = None
+    wall_ms: int = 0
 
     @property
     def complete(self) -> bool:

@@ -174,13 +174,16 @@ class StoreReport(ServerReport):
 class ReplicaReport:
     """The status of a replica, as the Controller sees it. `node`: the address of the replica's node. `lag_bytes`,
     `lag_s`: how far the replica lags behind its master, None if unknown. `note`: the Controller's current action for
-    the replica."""
+    the replica. `clock_skew_s`: by how many seconds the clock of the replica's node is ahead of the Controller's clock.
+    Its error is at most `clock_error_s`; both are None if unknown."""
 
     replica: int
     role: str = ""
     node: str | None = None
     lag_bytes: int | None = None
     lag_s: float | None = None
+    clock_skew_s: float | None = None
+    clock_error_s: float | None = None
     note: str = ""
     error: str = ""
 

@@ -110,6 +110,8 @@ _controller(_G, "replica_lag_bytes", "storage role", "bytes",
     "Lag of replicas in bytes. Bytes of the master's log that the replica lacks.")
 _controller(_G, "replica_lag_milliseconds", "storage role", "ms",
     "Lag of replicas in time. Time since the replica had the whole log of its master.")
+_controller(_G, "clock_skew_seconds", "storage", "s",
+    "Clocks of replicas' nodes. Seconds by which a clock is ahead of the Controller's clock.")
 _controller(_C, "election", "election_result", "elections",
     "Elections of a master. Elections without a winner count.", "=")
 _controller(_G, "active_broker_num", "", "brokers", "Replicated broker groups with a master.", "=")

@@ -275,6 +275,7 @@ ROWS: Final = (
             ),
             _panel(_of("raymq_replica_lag_bytes", "storage")),
             _panel(_of("raymq_replica_lag_milliseconds", "storage")),
+            _panel(_of("raymq_clock_skew_seconds", "storage")),
             _panel(_of("raymq_election", "broker", "election_result")),
             _panel(
                 _of("raymq_broker_epoch", "broker", legend="epoch of"),

@@ -22,7 +22,7 @@ from raymq.tools.cli.terminal.output import Table, duration, err, out
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
-    from raymq.common.protocol.status import BrokerReport, ClusterStatus, ReplicaGroupReport, StoreReport
+    from raymq.common.protocol.status import BrokerReport, ClusterStatus, ReplicaGroupReport, ReplicaReport, StoreReport
 
 
 @command(cli, lines=True)
@@ -84,6 +84,9 @@ def up(
     return CommandResult(value, f"raymq is up: {', '.join(started.actors)}", *started.notes, *first)
 
 
+SKEW_SHOWN_S: Final = 0.5
+"""Smallest certain difference in s between the clock of a replica's node and the Controller's clock that `raymq status`
+shows."""
 NEXT_COMMANDS: Final = (
     "next: raymq topic create orders && raymq send orders hello",
     "      raymq consume billing orders --from first --timeout 5",
@@ -252,7 +255,7 @@ def _replication(status: ClusterStatus) -> Shown:
             + ([["controller", None, None, "-", controller.error]] if controller.error else []),
         )
         yield Table(
-            ["replica", "role", "node", "lag bytes", "lag", "state"],
+            ["replica", "role", "node", "lag bytes", "lag", "clock", "state"],
             [
                 [
                     f"{g.broker}-{r.replica}",
@@ -260,12 +263,24 @@ def _replication(status: ClusterStatus) -> Shown:
                     r.node,
                     r.lag_bytes,
                     None if r.lag_s is None else duration(round(r.lag_s * 1000)),
+                    _clock(r),
                     r.note or r.error or ("in sync" if r.replica in g.in_sync else "catching up"),
                 ]
                 for g in groups
                 for r in g.replicas
             ],
         )
+
+
+def _clock(replica: ReplicaReport) -> str | None:
+    """Return how far the clock of a replica's node is surely ahead of the Controller's clock, or behind it; "right" if
+    the difference is below SKEW_SHOWN_S."""
+    if replica.clock_skew_s is None:
+        return None
+    surely_s = max(abs(replica.clock_skew_s) - (replica.clock_error_s or 0.0), 0.0)
+    if surely_s < SKEW_SHOWN_S:
+        return "right"
+    return f"{'+' if replica.clock_skew_s > 0 else '-'}{duration(round(surely_s * 1000))}"
 
 
 def _led(group: ReplicaGroupReport) -> str:
