@@ -209,7 +209,7 @@ class MessageStore:
             parts, gate, self._appender, self.stats, self.ages if is_set else None, clock_ms
         )
         resources.callback(self.schedule.close)
-        self.transactions = TransactionService(parts, gate, self._appender, self.stats)
+        self.transactions = TransactionService(parts, gate, self._appender, self.stats, self.ages)
         self._checkpoints = CheckpointService(
             parts, gate, self._appender, self._index, self.stats, checkpoint, replicated=replicated
         )

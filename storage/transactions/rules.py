@@ -121,14 +121,16 @@ def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
     return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
 
 
-def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules) -> CheckDecision:
+def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules, *, is_old: bool) -> CheckDecision:
     """Decide what a check round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
 
-    A message with an age below 0 (the clock was set back) is checked at once. Unlike in RocketMQ, a message that waits
-    for its immunity time is not appended again. So its number of checks does not grow while it waits.
+    `is_old`: True if the message has certainly been in the store for `rules.reserved_ms`. So a wrong clock alone, of
+    the producer or of the store, gives up no transaction. A message with an age below 0 (the clock was set back) is
+    checked at once. Unlike in RocketMQ, a message that waits for its immunity time is not appended again. So its
+    number of checks does not grow while it waits.
     """
     age_ms = now_ms - half.born_ms
-    if half.check_times >= rules.check_max or age_ms > rules.reserved_ms:
+    if half.check_times >= rules.check_max or (is_old and age_ms > rules.reserved_ms):
         return CheckDecision.GIVE_UP
     limit_ms = immunity_ms(half.immunity, rules)
     immune = age_ms <= limit_ms if half.immunity is not None else 0 <= age_ms <= limit_ms

@@ -45,6 +45,7 @@ from storage.append.durability import ReplicaAcks, SettledAppend, StartedAppend,
 from storage.append.write_gate import WriteGate
 from storage.dispatch.delivery_progress import Delivery
 from storage.dispatch.half_messages import HALF_QUEUE_ID, EndedTransaction, HalfMessage, Outcome, transaction_id
+from storage.files.age_marks import AgeMarks
 from storage.parts import StoreParts
 from storage.stats import PutKind, StoreStats
 from storage.transactions.records import HalfRecord, op_record
@@ -88,13 +89,16 @@ class _Actions(NamedTuple):
 class TransactionService:
     """Ends and checks the transactions of one store. Thread-safe."""
 
-    def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
+    def __init__(
+        self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats, ages: AgeMarks
+    ) -> None:
+        """Serve the transactions of one store. `ages` tells how old the records of half messages are at least."""
         settings = parts.settings
         self._halves, self._log, self._append_lock = parts.halves, parts.log, parts.append_lock
         self._reader: LogReader = parts.reader
         self._holes = parts.holes
         self._gate, self._appender, self._stats = gate, appender, stats
-        self._settings = settings
+        self._settings, self._ages = settings, ages
         ip, _, port = decode_host(appender.store_host).rpartition(":")
         self._store_host = ip.strip("[]"), int(port)
         self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
@@ -278,13 +282,15 @@ class TransactionService:
     def _actions(self, groups: frozenset[str], now_ms: int, start_ms: int) -> _Actions:
         asked: list[tuple[HalfMessage, Delivery]] = []
         given_up: list[Delivery] = []
+        rules = self._rules
+        old_until = self._ages.old_until(rules.reserved_ms)
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
                 # end this round of checks: this half message and all later ones were stored after the round's start
                 break
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
-            decision = decide_check(half, now_ms, self._rules)
+            decision = decide_check(half, now_ms, rules, is_old=half.physical_offset < old_until)
             if decision is CheckDecision.WAIT or (decision is CheckDecision.ASK and half.producer_group not in groups):
                 continue
             try:

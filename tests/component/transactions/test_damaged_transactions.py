@@ -12,6 +12,7 @@ from raymq.common.errors import BodyUnreadableError, MessageIllegalError
 from raymq.common.names import CHECK_MAX_TIME_TOPIC
 from storage.message_store import MessageStore
 from tests.support.history.waiting import eventually
+from tests.support.stores.clocks import let_pass
 from tests.support.stores.damage import flip
 from tests.support.stores.stores import intact_bodies, killed_copy, make_batch
 from tests.support.stores.transactions import GROUP, Transaction, begin
@@ -88,6 +89,7 @@ def test_a_damaged_half_message_is_given_up_when_it_is_as_old_as_files_are_kept(
     assert asked(store) == []
     assert store.cleaner.pinned_physical_offset() == damaged.physical_offset
     assert damaged.transaction_id in caplog.text
+    let_pass(store, RESERVED_MS / 3_600_000)
     clock.now_ms += RESERVED_MS
     assert store.transactions.check([GROUP]).given_up == 1
     assert store._parts.halves.open == {}

@@ -136,4 +136,11 @@ def test_the_immunity_time_of_the_check_loop(immunity, limit_ms):
     ],
 )
 def test_a_round_of_checks(changes, age_ms, decision):
-    assert decide_check(half(**changes), BORN_MS + age_ms, RULES) is decision
+    assert decide_check(half(**changes), BORN_MS + age_ms, RULES, is_old=True) is decision
+
+
+@pytest.mark.parametrize("by_ms", [-24 * HOUR_MS, 600_000, 24 * HOUR_MS, 100 * HOUR_MS])
+def test_a_wrong_clock_gives_up_no_transaction(by_ms):
+    """The clock of the producer or of the store is wrong, but the half message has been in the store for seconds."""
+    assert decide_check(half(), BORN_MS + by_ms, RULES, is_old=False) is CheckDecision.ASK
+    assert decide_check(half(check_times=15), BORN_MS + by_ms, RULES, is_old=False) is CheckDecision.GIVE_UP
