@@ -49,6 +49,7 @@ from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
 from storage.scrub.inspector import LogInspector
 from storage.scrub.log_section import LogSection
+from storage.scrub.reported_damage import ReportedDamage
 from storage.scrub.scrubber import Scrubber
 from storage.stats import DAY_TOTALS_FILE, DayTotalsFile, StoreStats
 from storage.transactions.service import TransactionService
@@ -83,8 +84,8 @@ class MessageStore:
     - `queries`: finds messages by key, id, physical offset and time. `queues`: bounds, times and sizes of queues.
       `topics`: names and deletion of topics.
     - `log`: the ends of the log, for reading only. `chunks`: the log as bytes, for other replicas. `mender`: damaged
-      ranges of the log and their repair. `inspector`: checks ranges of the log for new damage.
-      `scrubber`: verifies all files once in a period, or by command.
+      ranges of the log and their repair. `inspector`: checks ranges of the log for new damage. `scrubber`: verifies all
+      files once in a period, or by command. `reported`: checks the records that readers or replicas report as damaged.
     - `schedule`: delivers delayed messages. `transactions`: ends transactions. `cleaner`: deletes old files.
       `compaction`: keeps the newest message of each key. `ages`: how old the bytes of the log are at least.
     - `status`, `statistics`: reports (StoreReports). `stats`: the counters.
@@ -148,6 +149,7 @@ class MessageStore:
             cleaner=self.cleaner,
             hooks=hooks,
             scrubber=self.scrubber,
+            reported=self.reported,
         )
         self.status, self.statistics = reports.status, reports.statistics
         self.scrubber.start()
@@ -236,6 +238,11 @@ class MessageStore:
         )
         resources.callback(self.cleaner.close)
         self.topics = StoreTopics(parts, gate, self.cleaner, self.polls, self.stats)
+        self.reported = ReportedDamage(parts, self.inspector, UnitRepair(parts, gate.fail).mend)
+        resources.callback(self.reported.close)
+        self.chunks.on_damage = self._queries.on_damage = self.transactions.on_damage = self.reported.note
+        if replicated:
+            parts.reader.state_of = self.reported.state_of
 
     def _open_index(self, checkpoint_ms: int) -> IndexService:
         index = IndexService(
@@ -377,6 +384,7 @@ class MessageStore:
                 return
             self.schedule.close()
             self.scrubber.close()
+            self.reported.close()
             with self._parts.append_lock:
                 self.gate.closed = True
             self.polls.wake_all()

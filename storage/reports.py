@@ -17,6 +17,7 @@ from storage.recovery.recovery import Recovered
 from storage.retention.cleaner import Cleaner
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
+from storage.scrub.reported_damage import ReportedDamage
 from storage.scrub.scrubber import Scrubber
 from storage.stats import StoreStats
 
@@ -40,11 +41,13 @@ class StoreReports:
         cleaner: Cleaner,
         hooks: StoreHooks,
         scrubber: Scrubber,
+        reported: ReportedDamage,
     ) -> None:
         self._parts, self._gate, self._appender = parts, gate, appender
         self._broker_name, self._recovered = broker_name, recovered
         self._flags, self._stats, self._polls, self._index = flags, stats, polls, index
-        self._schedule, self._cleaner, self._hooks, self._scrubber = schedule, cleaner, hooks, scrubber
+        self._schedule, self._cleaner, self._hooks = schedule, cleaner, hooks
+        self._scrubber, self._reported = scrubber, reported
 
     def statistics(self) -> StoreStatistics:
         """Return the current counters of the store: RocketMQ's runtime keys, puts by topic, latencies."""
@@ -98,6 +101,8 @@ class StoreReports:
             mended_holes=parts.holes.mended_holes,
             damaged_files=parts.damage.texts,
             scrub=self._scrubber.status(),
+            found_holes=parts.holes.found_holes,
+            damage_reports=self._reported.count,
         )
 
     def _index_behind(self) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from raymq.client.consumer.group_offsets import GroupOffsets
 from raymq.client.consumer.push.hosting import HostAnswer, Hosting
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.ready_messages import with_ready
+from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S, RepairWait
 from raymq.client.predicates.source import GroupPredicate
 from raymq.common.errors import DataLossError, InvalidArgumentError, PredicateFailedError, RaymqError
 from raymq.common.identity import Identity
@@ -47,18 +48,20 @@ from raymq.common.members.questions import DirectConsumption, RunningInfo
 from raymq.common.message import MessageQueue, PullStatus
 from raymq.common.parallel import submit
 from raymq.common.protocol.clients import ConsumerData
-from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueuePosition, RepairState
 from raymq.records.format.decode import decode_record
 from raymq.records.format.layout import RecordError
 from raymq.records.format.memory_records import LocatedRecords, MemoryRecords
 from raymq.remoting.access.users import INTERNAL_USER
 from raymq.remoting.actor_ref import HandleRef
-from raymq.remoting.storage_client import FoundInPlace
+from raymq.remoting.storage_client import FoundInPlace, StorageClient
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
 """Maximum time, in seconds, that a stopping push-consumer instance waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
+REPAIRED_RECORD_MAX_BYTES: Final = 8 << 20
+"""Maximum number of bytes of a fetch that reads one repaired record."""
 COMMIT_INTERVAL_S: Final = 0.1
 """Interval, in seconds, at which a push-consumer instance commits finished messages. One commit covers many
 messages."""
@@ -122,6 +125,8 @@ class PushInstance:
             wake=services.feeds.wake,
             epoch=services.next_epoch(),
         )
+        self._repairs = RepairWait(self._report_damage, lambda queue: self._feed.wake())
+        state.core.service.is_mending = lambda queue, offset: self._repairs.meet(queue, (offset,)) is not None
         state.on_fetchable = lambda: services.fetcher.changed(self)
         state.on_committable = self._commit
 
@@ -298,6 +303,27 @@ class PushInstance:
         with self._state.lock:
             self._state.core.unreadable(queue, offset, error)
 
+    def _report_damage(self, queue: MessageQueue, positions: Sequence[QueuePosition]) -> list[RepairState]:
+        """Report damaged records of a queue to the storage actor from which the queue is read. Repaired records replace
+        the copies of the damaged records. Blocks for remote calls."""
+        services = self._services
+        name = services.fetcher.source_of(self._key(queue))
+        if name is None:
+            name = services.routes.get(queue.topic).pull_storages(queue.broker_name)[0]
+        storage = services.storages.get(name)
+        states = storage.report_damage(positions, REPORT_TIMEOUT_S)
+        for position, state in zip(positions, states, strict=True):
+            if state is RepairState.INTACT:
+                self._replace_record(storage, queue, position)
+        return states
+
+    def _replace_record(self, storage: StorageClient, queue: MessageQueue, position: QueuePosition) -> None:
+        [result] = storage.fetch([FetchRequest(*position, 1)], REPAIRED_RECORD_MAX_BYTES, 0.0, REPORT_TIMEOUT_S)
+        if result.status is PullStatus.FOUND and result.count == 1:
+            located = LocatedRecords.of_fetch(result.records, 1, position.queue_offset, result.next_offset)
+            with self._state.lock:
+                self._state.core.repaired(queue, position.queue_offset, MemoryRecords.of(located))
+
     def _send_back(
         self, broker_name: str, records: bytes, delay_level: int, max_reconsume_times: int, reason: str, failure: str
     ) -> None:
@@ -375,6 +401,7 @@ class PushInstance:
             self._feed.close()
             services.feeds.remove(self._feed)
             services.fetcher.remove(self)
+            self._repairs.close()
             self._committer.close()
             services.heartbeats.remove(self)
             self.ended.set()

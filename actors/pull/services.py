@@ -116,6 +116,10 @@ class SharedFetcher:
             self._changed.add(reader.name)
         self._fetcher.wake_readers()
 
+    def source_of(self, queue: InstanceQueue) -> str | None:
+        """Return the name of the storage actor from which a queue is read; None if it is unknown now."""
+        return self._fetcher.source_of(queue)
+
     def stop(self) -> None:
         """Stop the fetching threads."""
         self._fetcher.stop()

@@ -21,7 +21,7 @@ from typing import Final
 
 from actors.core.replica.copy_window import CopyWindow
 from actors.core.replica.orders import Copied, Following
-from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import RaymqError, RecordsDamagedError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.log_chunks import (
@@ -45,7 +45,8 @@ class LogCarrier:
     `replica`: the number of the slave.
 
     `is_followed` returns whether the slave still follows this master. `on_copied` is called with the size of each chunk
-    that is on the slave's disk. `flow_bytes_s`: the maximum number of bytes per second; None for no limit.
+    that is on the slave's disk. `on_refused` is called before `run` raises the error of a chunk that the slave refused
+    because records in it are damaged. `flow_bytes_s`: the maximum number of bytes per second; None for no limit.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LogCarrier:
         is_followed: Callable[[], bool],
         on_copied: Callable[[int], None],
         stopping: threading.Event,
+        on_refused: Callable[[RecordsDamagedError], None] = lambda error: None,
         flow_bytes_s: int | None = None,
         chunk_max_bytes: int = CHUNK_MAX_BYTES,
         wait_s: float = REPLICATE_LONG_POLL_S,
@@ -68,6 +70,7 @@ class LogCarrier:
         self._master, self._slave = master, slave
         self._following, self._replica = following, replica
         self._is_followed, self._on_copied, self._stopping = is_followed, on_copied, stopping
+        self._on_refused = on_refused
         self._flow_bytes_s, self._chunk_max_bytes, self._wait_s = flow_bytes_s, chunk_max_bytes, wait_s
         self._window = CopyWindow(position)
         self._append_head = encode_append_log(following.epoch)
@@ -97,6 +100,9 @@ class LogCarrier:
                     lanes[descriptor]()
                 if not ready and not self._check_late():
                     return
+        except RecordsDamagedError as error:
+            self._on_refused(error)
+            raise
         except (EOFError, OSError) as error:
             if isinstance(error, RaymqError):
                 # Raise this error unchanged, because no connection has broken: RequestTimeoutError is a RaymqError, but

@@ -300,6 +300,25 @@ class Replica(MasterSide, FollowerSide):
             elif replica == self._role.master:
                 self._shared_holes |= {physical_offset}
 
+    def _may_be_mended(self, hole: Hole) -> bool:
+        with self._changed:
+            if self._sync is None:
+                return True
+            now_s = self._clock_s()
+            known = self._sync.sync_state_set.members | self._sync.in_sync(now_s) | self._sync.lags(now_s).keys()
+            return not self._hole_reports.all_lack(hole.offset, known)
+
+    def report_log(self, epoch: int, physical_offset: int, size: int) -> None:
+        """Note that a follower refused the records in a range of this master's log, because they fail their checks.
+
+        The report is not believed: the store checks the range itself, later and in another thread. Raises
+        NotMasterError unless this replica is the master of `epoch`.
+        """
+        with self._changed:
+            self._role.check_asked(epoch)
+            store = self._store
+        store.reported.note(physical_offset, size)
+
     def _check_same_log(self, epoch: int) -> None:
         """Raise NotMasterError unless this replica is the master of `epoch`, or follows in `epoch` and its log is
         aligned with the master's log."""

@@ -34,7 +34,7 @@ from actors.options import PERSISTENT
 from actors.replica.log_carrier import LATE_S, REPLICATE_CALL_TIMEOUT_S, REPLICATE_LONG_POLL_S, LogCarrier
 from actors.replica.log_mender import MEND_INTERVAL_S, mend_both
 from actors.threads import take_turns_quickly
-from raymq.common.errors import RaymqError, RequestTimeoutError
+from raymq.common.errors import RaymqError, RecordsDamagedError, RequestTimeoutError
 from raymq.common.names import StorageName
 from raymq.common.retry import Backoff
 from raymq.remoting.actor_ref import ActorRef, resolve
@@ -121,6 +121,7 @@ class Replicator:
                 position,
                 is_followed=partial(self._is_followed, following),
                 on_copied=self._note_copied,
+                on_refused=partial(self._report, master, following),
                 stopping=self._stopping,
                 flow_bytes_s=self._flow_bytes_s,
             ).run()
@@ -154,6 +155,14 @@ class Replicator:
     def _note_copied(self, copied_bytes: int) -> None:
         self._copied += copied_bytes
         self._failure = ""
+
+    def _report(self, master: ActorRef, following: Following, error: RecordsDamagedError) -> None:
+        """Report to the master that the slave refused records of a chunk. The master checks its log, and sends nothing
+        of a damaged range until intact bytes of another replica have replaced it."""
+        logger.error("replicator %s: replica %d sent damaged records: %s", self._name, following.master, error)
+        master.call(
+            "report_log", following.epoch, error.physical_offset, error.size, timeout_s=REPLICATE_CALL_TIMEOUT_S
+        )
 
     def _is_followed(self, following: Following) -> bool:
         """Return True if the slave still follows the master and epoch in `following`."""

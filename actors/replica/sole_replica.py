@@ -8,17 +8,37 @@ not use Ray.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from actors.core.replica.read_routing import ReadRouting
-from raymq.common.protocol.store import AppendResult, FetchRequest, FetchResult, QueueEnds, QueuePosition, ReadsInPlace
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.protocol.store import (
+    REPORT_MAX,
+    AppendResult,
+    FetchRequest,
+    FetchResult,
+    Hole,
+    QueueEnds,
+    QueuePosition,
+    ReadsInPlace,
+    RepairState,
+    StoreDamage,
+)
 from raymq.common.protocol.transactions import EndTransactionRequest
 from raymq.records.format.encode import EncodedBatch
 from storage.append.durability import ReplicaAcks, StartedAppend
 from storage.message_store import MessageStore
 from storage.read.long_polls import LongPolls
+from storage.scrub.reported_damage import Verdict
 
 ALONE: Final = ReadRouting(is_master=True)
+
+_STATES: Final = {
+    Verdict.INTACT: RepairState.INTACT,
+    Verdict.CHECKING: RepairState.PENDING,
+    Verdict.NONE: RepairState.LOST,
+}
 
 T = TypeVar("T")
 
@@ -146,6 +166,40 @@ class SoleReplica:
         """Add the messages that clients have read directly from memory-mapped files to the store's read statistics
         ("gets")."""
         self.store.stats.count_reads(reads.found, reads.messages)
+
+    # Methods about damaged records
+
+    def report_damage(self, positions: Sequence[QueuePosition]) -> list[RepairState]:
+        """Note that a reader found the records at these queue positions damaged, and return what this replica can do
+        for each of them. A repeated call returns the new states.
+
+        The report is not believed: the store checks the records itself, later and in another thread (ReportedDamage).
+        Does not wait for this check. Raises InvalidArgumentError for more than REPORT_MAX positions, and
+        ServiceNotAvailableError if the store must not be read now.
+        """
+        if len(positions) > REPORT_MAX:
+            raise InvalidArgumentError(f"one call can report {REPORT_MAX} damaged records, not {len(positions)}")
+        states = []
+        for verdict, hole in self.store.reported.report(positions):
+            if hole is not None:
+                states.append(RepairState.PENDING if self._may_be_mended(hole) else RepairState.LOST)
+            else:
+                states.append(_STATES[verdict])
+        return states
+
+    def damage(self) -> StoreDamage:
+        """Return the damage of this replica's log, and which of it no replica in contact can repair."""
+        store = self.any_store
+        ranges = tuple(
+            replace(one, lost=not self._may_be_mended(Hole(one.offset, one.size, one.reason)))
+            for one in store.mender.damaged_ranges()
+        )
+        status = store.status()
+        return StoreDamage(ranges, status.found_holes, status.mended_holes, status.mended_bytes)
+
+    def _may_be_mended(self, hole: Hole) -> bool:
+        """Return True if another replica may have intact bytes for a hole (damaged range) of this replica's log."""
+        return False
 
     @property
     def polls(self) -> LongPolls:

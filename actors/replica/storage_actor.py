@@ -62,6 +62,8 @@ from raymq.common.protocol.store import (
     QueueBounds,
     QueuePosition,
     QueueSpan,
+    RepairState,
+    StoreDamage,
     StoreStatistics,
     StoreVerification,
 )
@@ -193,6 +195,7 @@ class Storage:
                 "bytes_of_spans": self._bytes_of_spans,
                 "offset_by_time": self._offset_by_time,
                 "next_sequences": self._next_sequences,
+                "report_damage": self._report_damage,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
             queues=self._settings,
@@ -343,6 +346,11 @@ class Storage:
         """Return the offset of the first message stored at or after a time; with UPPER, the offset of the last message
         stored at or before that time."""
         return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+    def _report_damage(self, positions: Sequence[QueuePosition]) -> list[RepairState]:
+        """Check the records that a reader found damaged, and return what this store can do for each of them
+        (SoleReplica.report_damage)."""
+        return self._open().report_damage(positions)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
@@ -535,6 +543,11 @@ class Storage:
         """Record that another replica cannot repair a damaged range of this log (Replica.note_lacking)."""
         self._require_replica().note_lacking(epoch, replica, physical_offset)
 
+    @ray.method(concurrency_group="replicate")
+    def report_log(self, epoch: int, physical_offset: int, size: int) -> None:
+        """Check a range of this log whose records a follower refused (Replica.report_log)."""
+        self._require_replica().report_log(epoch, physical_offset, size)
+
     @ray.method(concurrency_group="control")
     def light_queues(self) -> list[LightQueue]:
         """Return the light queues of this store (StoreTopics.light_queues)."""
@@ -544,6 +557,16 @@ class Storage:
     def delayed(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
         """Return the delayed messages that wait in this store (ScheduleService.waiting)."""
         return self._master_store().schedule.waiting(begin_ms, end_ms, limit)
+
+    @ray.method(concurrency_group="control")
+    def damage(self) -> StoreDamage:
+        """Return the damaged ranges of this log, and the messages that they hold (SoleReplica.damage)."""
+        return self._open().damage()
+
+    @ray.method(concurrency_group="control")
+    def damaged_bytes(self, physical_offset: int, size: int) -> bytes:
+        """Return bytes of a damaged range of this log as they are on disk (HoleMender.damaged_bytes)."""
+        return self._open().any_store.mender.damaged_bytes(physical_offset, size)
 
     @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:

@@ -104,6 +104,8 @@ def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> 
     reporter.gauge("raymq_log_hole_bytes", sum(hole.size for hole in status.holes))
     reporter.count("raymq_log_mended_bytes", status.mended_bytes)
     reporter.count("raymq_log_holes_mended", status.mended_holes)
+    reporter.count("raymq_log_holes_found", status.found_holes)
+    reporter.count("raymq_damage_reports", status.damage_reports)
     reporter.gauge("raymq_damaged_files", len(status.damaged_files))
     reporter.count("raymq_duplicates_dropped", status.duplicates_dropped)
     _report_scrub(reporter, status.scrub)

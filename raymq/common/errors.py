@@ -584,6 +584,24 @@ class StoreCorruptError(StoreError):
     """The store is damaged in a way that recovery must not repair by guessing."""
 
 
+class RecordsDamagedError(InvalidArgumentError):
+    """Records that another replica sent fail their checks, so nothing was written.
+
+    `physical_offset`: where the first damaged record should be in the log. `size`: number of bytes from there to the
+    end of the bytes that were sent.
+    """
+
+    def __init__(self, physical_offset: int, size: int) -> None:
+        super().__init__(physical_offset, size)
+        self.physical_offset, self.size = physical_offset, size
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.size} bytes for physical offset {self.physical_offset} do not begin with an intact record, so "
+            "nothing was written"
+        )
+
+
 class BodyUnreadableError(RaymqError):
     """A message cannot be read: its bytes are damaged, or its body does not decompress.
 

@@ -34,6 +34,7 @@ from raymq.common.protocol.store import (
     QueuePosition,
     QueueSpan,
     ReadsInPlace,
+    RepairState,
 )
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest
 from raymq.records.format.compression import admit_bodies_of
@@ -364,6 +365,15 @@ class StorageClient:
         """
         sequences: list[int] = self._control_call("next_sequences", (producer_id, epoch, queues), list[int], timeout_s)
         return sequences
+
+    def report_damage(self, positions: Sequence[QueuePosition], timeout_s: float) -> list[RepairState]:
+        """Report records that fail their checks, and return what the store can do for each of them. At most REPORT_MAX
+        records per call.
+
+        The store checks the records itself. A repeated call returns the new states.
+        """
+        states: list[RepairState] = self._control_call("report_damage", (positions,), list[RepairState], timeout_s)
+        return states
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER

@@ -66,6 +66,9 @@ class StoreQueries:
         self._log, self._reader, self._queues, self._index = commit_log, reader, queues, index
         self._visible = visible
         self._max_num, self._wait_s = max_num, wait_s
+        self.on_damage: Callable[[int, int], None] = lambda physical_offset, size: None
+        """Function that is called with the physical offset and the size of a damaged record that a query has found. It
+        must not block."""
 
     def limit(self, max_num: int, wait_s: float) -> None:
         """Set two limits of queries: the maximum number of returned messages, and the maximum time in seconds to wait
@@ -105,10 +108,14 @@ class StoreQueries:
             )
         view = self._record_at(physical_offset, end)
         if view is not None and not self._has_its_place(view):
+            self.on_damage(physical_offset, view.size)
             raise BodyUnreadableError("an unknown queue", -1, physical_offset, _MISPLACED, True)
         if view is not None:
-            return bytes(self._reader.log_bytes(physical_offset, physical_offset + view.size))
+            if not self._body_holds(view):
+                self.on_damage(physical_offset, view.size)
+            return self._bytes_of(view)
         if self._is_damaged(physical_offset, end):
+            self.on_damage(physical_offset, 1)
             raise BodyUnreadableError("an unknown queue", -1, physical_offset, _DAMAGED, True)
         raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
 
@@ -184,8 +191,11 @@ class StoreQueries:
                     records, view, changed = [], None, False
                 if changed or (view is None and self._is_damaged(physical_offset, visible)):
                     damaged.add(physical_offset)
+                    self.on_damage(physical_offset, 1)
                 elif records:
                     found[physical_offset] = records
+                    if view is not None and not self._body_holds(view):
+                        self.on_damage(physical_offset, view.size)
                 if len(found) + len(damaged) == max_num:
                     break
         records = [record for offset in sorted(found) for record in found[offset]]
@@ -239,6 +249,10 @@ class StoreQueries:
             return True
         leads_here = bool(units[0]["physical_offset"] == view.physical_offset)
         return leads_here or not leads_to_own(queue, offset, self._reader)
+
+    def _body_holds(self, view: DispatchView) -> bool:
+        """Return True if the body of a record matches its CRC, and the record its property CRC if it has one."""
+        return check_record(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size)).ok
 
     def _bytes_of(self, view: DispatchView) -> bytes:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))

@@ -17,6 +17,7 @@ from raymq.common.names import is_light_queue
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.layout import RecordError
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
+from storage.dispatch.place_check import true_place
 from storage.dispatch.queue_check import leads_to_own
 from storage.log.log_walk import walk_log
 from storage.parts import StoreParts
@@ -112,7 +113,11 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
             except RecordError:
                 continue
             if (view.topic, view.queue_id) == queue.key and view.queue_offset == queue_offset:
-                return view if view.physical_offset == walked.physical_offset + at else None
+                physical_offset = walked.physical_offset + at
+                if view.physical_offset != physical_offset:
+                    return None
+                # A record whose own queue offset is damaged may name this offset, although it belongs to another.
+                return view if true_place(parts.queues, view, physical_offset) is None else None
         start = max(walked.end_offset, start + 1)
     return None
 

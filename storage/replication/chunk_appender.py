@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
+from raymq.common.errors import InvalidArgumentError, RecordsDamagedError, StoreNotWritableError
 from raymq.common.names import STATE_TOPIC
 from raymq.records.format.check import check_record
 from raymq.records.format.dispatch import DispatchView, dispatch_view
@@ -53,7 +53,8 @@ def parse_chunk(
 ) -> list[DispatchView]:
     """Parse the records of a log chunk that will be written at `physical_offset`.
 
-    Raises InvalidArgumentError if the chunk is not complete and intact.
+    Raises RecordsDamagedError if a record of the chunk is not complete and intact, and InvalidArgumentError if the
+    chunk crosses the end of its log file.
     """
     if len(data) > file_size - physical_offset % file_size:
         raise InvalidArgumentError(
@@ -61,9 +62,7 @@ def parse_chunk(
         )
     views, end = leading_records(data, physical_offset, file_size, delay_levels_ms, len(data))
     if end < len(data):
-        raise InvalidArgumentError(
-            f"the chunk for physical offset {physical_offset} has no intact record at byte {end}"
-        )
+        raise RecordsDamagedError(physical_offset + end, len(data) - end)
     return views
 
 

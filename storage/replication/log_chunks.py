@@ -9,7 +9,7 @@ entries from the records, as recovery does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,9 @@ class LogChunks:
         self._parts, self._gate, self._stats = parts, gate, stats
         self._appender = ChunkAppender(parts, appender)
         self._holes = HoleAppender(parts, self._appender)
+        self.on_damage: Callable[[int, int], None] = lambda physical_offset, size: None
+        """Function that is called with the physical offset and the size of new damage in this log. It must not
+        block."""
 
     def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
         """Read about `max_bytes` of the log from a record's start: whole records of one log file, at least one record.
@@ -74,7 +77,11 @@ class LogChunks:
                 f"are damaged: {hole.reason}; damaged bytes cannot be copied as records"
             )
         limit = min([limit, *(one.offset for one in self._parts.holes.holes if one.offset > physical_offset)])
-        return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
+        try:
+            return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
+        except StoreCorruptError:
+            self.on_damage(physical_offset, 1)
+            raise
 
     def hole_at(self, physical_offset: int) -> Hole | None:
         """Return the hole (damaged range of the log) that contains a physical offset; None if no hole contains
@@ -102,7 +109,7 @@ class LogChunks:
         # these units needs the append lock.
         with self._parts.append_lock:
             for queue in self._parts.queues.plain:
-                units += _units_between(queue, physical_offset, end)
+                units += units_between(queue, physical_offset, end)
         data = bytes(self._parts.reader.log_bytes(physical_offset, end))
         return data, HoleCopy(hole.reason, tuple(units), hole_end - end)
 
@@ -146,7 +153,8 @@ class LogChunks:
                 return position, bytes(data[:length])
             found = resume_behind(self._parts.reader.log_bytes(file_start, limit), file_start, position - file_start)
             logger.error("%s: the log has new damage at physical offset %d", self._parts.reader.root, position)
-            position = limit if found is None else file_start + found
+            start, position = position, limit if found is None else file_start + found
+            self.on_damage(start, position - start)
         return None
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
@@ -182,7 +190,7 @@ class LogChunks:
             self._parts.log.begin_at(physical_offset)
 
 
-def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -> list[HoleUnit]:
+def units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -> list[HoleUnit]:
     """Return the units of a queue that point into a range of the log, including units that are not yet visible to
     consumers.
 
@@ -247,7 +255,7 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
         if not data:
             raise StoreCorruptError(
                 f"the log of {reader.root} has no record at physical offset {physical_offset}: the disk has "
-                "damaged the log; let another replica lead, and have this replica filled again"
+                "damaged the log; the store checks this range, and another replica's intact bytes repair it"
             )
     return bytes(data)
 

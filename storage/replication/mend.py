@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
-from raymq.common.protocol.store import Hole
+from raymq.common.protocol.store import DamagedRange, Hole, QueueSpan
 from storage.append.write_gate import WriteGate
 from storage.dispatch.block_dedup import remember_producer
 from storage.dispatch.multi_dispatch import QueueUnit, light_queue_units
@@ -21,6 +22,14 @@ from storage.dispatch.record_blocks import is_queued
 from storage.files import disk
 from storage.parts import StoreParts
 from storage.replication.chunk_appender import parse_chunk
+from storage.replication.log_chunks import units_between
+
+RANGES_MAX: Final = 1000
+"""Maximum number of damaged ranges of the log in a list for an operator."""
+SPANS_MAX: Final = 100
+"""Maximum number of queues of one damaged range in a list for an operator."""
+DAMAGED_BYTES_MAX: Final = 4 << 20
+"""Maximum number of damaged bytes that one call returns."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +53,37 @@ class HoleMender:
         """The damaged ranges (holes) of the log that recovery has found, ascending. Each range has intact records after
         it."""
         return self._parts.holes.from_offset(self._parts.log.min_offset)
+
+    def damaged_ranges(self) -> list[DamagedRange]:
+        """Return the damaged ranges of the log for an operator, ascending, with the messages that they hold. At most
+        RANGES_MAX ranges, with at most SPANS_MAX queues each.
+
+        A range holds the messages whose queue units point into it. Takes the append lock for a short time per range.
+        Raises ServiceNotAvailableError if the store is closed.
+        """
+        self._gate.require_open()
+        listed = []
+        for hole in self.holes[:RANGES_MAX]:
+            spans: list[QueueSpan] = []
+            with self._parts.append_lock:
+                for queue in self._parts.queues.plain:
+                    offsets = [unit.queue_offset for unit in units_between(queue, hole.offset, hole.end_offset)]
+                    if offsets and len(spans) < SPANS_MAX:
+                        spans.append(QueueSpan(queue.topic, queue.queue_id, min(offsets), max(offsets) + 1))
+            listed.append(DamagedRange(hole.offset, hole.size, hole.reason, tuple(spans)))
+        return listed
+
+    def damaged_bytes(self, offset: int, size: int) -> bytes:
+        """Return bytes of a damaged range as they are on disk, at most DAMAGED_BYTES_MAX.
+
+        Raises InvalidArgumentError if the bytes do not lie in one damaged range, and ServiceNotAvailableError if the
+        store is closed.
+        """
+        self._gate.require_open()
+        end = offset + size
+        if size <= 0 or not any(one.offset <= offset < end <= one.end_offset for one in self.holes):
+            raise InvalidArgumentError(f"the log has no damaged range with the bytes from {offset} to {end}")
+        return bytes(self._parts.reader.log_bytes(offset, min(end, offset + DAMAGED_BYTES_MAX)))
 
     def mend(self, offset: int, data: bytes) -> None:
         """Replace the bytes of a hole (damaged range) from physical offset `offset` on by the intact bytes `data` of

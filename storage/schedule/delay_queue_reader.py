@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from raymq.common.delay import is_waiting_topic
 from raymq.common.errors import DataLossError
+from raymq.common.protocol.store import QueuePosition, RepairState
 from raymq.records.format.dispatch import dispatch_view
 from raymq.records.format.layout import IPV6_HOST_BYTES, UNIT_DTYPE, RecordError
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
@@ -93,6 +94,11 @@ class DelayQueueReader:
             return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
         except RecordError:
             return otherwise
+
+    def state_of(self, position: QueuePosition) -> RepairState:
+        """Return the state of a record of a delay queue that could not be read. LOST if the store has no replicas."""
+        state_of = self._reader.state_of
+        return RepairState.LOST if state_of is None else state_of(position)
 
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """Return the records at `queue_offsets` of a delay queue; None for a missing record.

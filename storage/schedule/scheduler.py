@@ -15,6 +15,7 @@ The scheduler itself holds no state that must survive: storage.dispatch.delivery
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -32,7 +33,8 @@ from raymq.common.delay import (
 from raymq.common.errors import IllegalNameError, MessageIllegalError, RaymqError
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
 from raymq.common.protocol.recall import RECALLED_TOPIC
-from raymq.common.protocol.store import ScheduleStatus
+from raymq.common.protocol.store import QueuePosition, RepairState, ScheduleStatus
+from raymq.records.format.check import check_record
 from raymq.records.format.encode import ProducerSequence
 from raymq.records.format.hashing import tags_code
 from raymq.records.format.layout import RecordError
@@ -46,6 +48,12 @@ from storage.schedule.recalls import RECALLS, RecallTable, read_recall
 
 DELIVERY_POLL_MS: Final = 100
 DELIVERY_RETRY_MS: Final = 100
+MENDING_WAIT_S: Final = 15.0
+"""Maximum time in seconds that a delay queue waits for the repair of a damaged record from another replica."""
+MENDING_PAUSE_S: Final = 45.0
+"""Time in seconds after a wait without success in which a delay queue waits for no other repair."""
+MENDED_KEPT_S: Final = 600.0
+"""Time in seconds for which the scheduler knows since when it waits for the repair of a record."""
 DELIVERY_CHUNK_MESSAGES: Final = 256
 DELIVERY_CHUNK_BYTES: Final = 1 << 20
 LOW_INTERVAL_MS: Final = 1000
@@ -86,6 +94,10 @@ class Scheduler:
         # Numbers of delivered, given up and recalled messages since the scheduler was created.
         self._delivered = self._given_up = self._recalled = 0
         self._recalls = RecallTable(reader)
+        # For each damaged record (topic, queue id, queue offset) for whose repair the scheduler waits: since when.
+        self._mending_since_s: dict[tuple[str, int, int], float] = {}
+        # For each delay queue in which a message was given up after such a wait: the time of the last one.
+        self._gave_up_s: dict[Source, float] = {}
         self._stopping = False
 
     def stop(self) -> None:
@@ -194,6 +206,8 @@ class Scheduler:
         moved = self._move_together(source, dues, views)
         recalled = self._recalls.among(source, dues, views)
         for index, (due, view, record) in enumerate(zip(dues, views, moved, strict=True)):
+            if record is None and view is not None and self._waits_for_repair(source, due.queue_offset, view):
+                break
             if record is None or index in recalled:
                 delivery = self._prepare_delivery(source, due, view, now_ms, recalled=index in recalled)
             else:
@@ -215,6 +229,8 @@ class Scheduler:
         except RaymqError as error:
             logger.warning("queue %s:%d: the delivery of delayed messages was refused, retrying: %s", *source, error)
             return False
+        if not done:
+            return False
         last = done[-1]
         self._reader.advance(source, last.epoch, last.queue_offset)
         queue.done(done)
@@ -223,6 +239,24 @@ class Scheduler:
         self._delivered += len(deliveries) - cancelled
         self._given_up += len(done) - len(deliveries)
         return True
+
+    def _waits_for_repair(self, source: Source, queue_offset: int, view: memoryview) -> bool:
+        """Return True if the record at an offset of a delay queue is damaged, and may be repaired soon. The scheduler
+        waits up to MENDING_WAIT_S for the repair, and then gives the message up."""
+        state = self._reader.state_of(QueuePosition(*source, queue_offset))
+        # An intact record may have been repaired since it was read. Then it is read again.
+        if state is RepairState.LOST or (state is RepairState.INTACT and check_record(view).ok):
+            return False
+        place, now_s = (*source, queue_offset), time.monotonic()
+        self._mending_since_s = {
+            one: at_s for one, at_s in self._mending_since_s.items() if now_s < at_s + MENDED_KEPT_S
+        }
+        if now_s < self._gave_up_s.get(source, -MENDING_PAUSE_S + now_s) + MENDING_PAUSE_S:
+            return False
+        if now_s < self._mending_since_s.setdefault(place, now_s) + MENDING_WAIT_S:
+            return True
+        self._gave_up_s[source] = now_s
+        return False
 
     def _move_together(
         self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]

@@ -103,6 +103,9 @@ class TransactionService:
         self._store_host = ip.strip("[]"), int(port)
         self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
         self._property_crc = settings.enabled_append_prop_crc
+        self.on_damage: Callable[[int, int], None] = lambda physical_offset, size: None
+        """Function that is called with the physical offset and the size of a damaged half message. It must not
+        block."""
         # Number of checks of half messages since the store was opened.
         self._checked = 0
         self._finish_latencies: dict[str, Histogram] = {}
@@ -222,6 +225,7 @@ class TransactionService:
             require_topic(half.topic)
             record = self._read(half)
             if not record.is_intact:
+                self.on_damage(half.physical_offset, half.size)
                 raise _unreadable(half, CRC_WRONG)
             deliveries = [self._fitting(record.final_message())]
             if len(self._halves.unwritten_ops) * 8 >= self._op_size:
@@ -307,6 +311,8 @@ class TransactionService:
                     logger.error("transaction %s is unreadable and now counts as rolled back", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
+            if not record.is_intact:
+                self.on_damage(half.physical_offset, half.size)
             if decision is CheckDecision.ASK and not record.is_intact:
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, _unreadable(half, CRC_WRONG))
                 continue
@@ -331,6 +337,7 @@ class TransactionService:
         try:
             return HalfRecord(half, record, store_host_ipv6=self._ipv6)
         except RecordError as error:
+            self.on_damage(half.physical_offset, half.size)
             raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:

@@ -18,6 +18,7 @@ from typing import Final
 
 from actors.core.consume.consume_service import (
     DEAD_LETTER,
+    MEND_AGAIN_S,
     SEND_BACK_RETRY_S,
     TASKS_MAX,
     ConsumeService,
@@ -93,6 +94,12 @@ class ConsumeConcurrently(ConsumeService):
             indices = ended & set(range(failure.first, failure.first + failure.count))
             failed |= indices
             process_queue.trouble = failure.error
+            for index in sorted_tuple(self._mending(task, failure, indices)):
+                # Deliver the message again when another replica's bytes have perhaps replaced the damage.
+                self._deliver_again(process_queue, task, (index,), now_s + MEND_AGAIN_S)
+                indices.discard(index)
+                ended.discard(index)
+                failed.discard(index)
             if failure.record_damaged:
                 self._skip_damaged(task, failure, indices)
             else:

@@ -16,6 +16,7 @@ from typing import Final
 
 from actors.core.consume.consume_service import (
     DEAD_LETTER,
+    MEND_AGAIN_S,
     TASKS_MAX,
     ConsumeService,
     Reaction,
@@ -114,6 +115,10 @@ class ConsumeOrderly(ConsumeService):
         process_queue.trouble = failure.error
         process_queue.flying.discard(task)
         self._flying.discard(task)
+        if self._mending(task, failure, failed):
+            rest = ConsumeTask(process_queue, task.messages.pick(task.unfinished), ready_at_s=now_s + MEND_AGAIN_S)
+            self._put_back(process_queue, [rest])
+            return Reaction(ok)
         if failure.record_damaged:
             self._skip_damaged(task, failure, failed)
             exhausted: set[int] = set()

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.records_in_place import TaskRecords
 from raymq.client.consumer.push.settings import PushSettings
+from raymq.client.consumer.repair_wait import CHECKSUM_WRONG
+from raymq.common.message import MessageQueue
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.records.format.memory_records import MemoryRecords, join_records
 
 TASKS_MAX: Final = 64
 """Maximum number of tasks that one listener has at the same time."""
@@ -28,6 +31,9 @@ DEAD_LETTER: Final = -1
 """The delay level that sends a message to the dead-letter topic."""
 _PACE_WEIGHT: Final = 0.2
 """The weight of the newest task in the moving average of the listener's time per message."""
+
+MEND_AGAIN_S: Final = 1.0
+"""Time in s after which a damaged message is delivered again, if it may be repaired soon."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +82,9 @@ class ConsumeService(ABC):
     def __init__(self, settings: PushSettings) -> None:
         self.settings = settings
         self.clustering = settings.clustering
+        self.is_mending: Callable[[MessageQueue, int], bool] = lambda queue, offset: False
+        """Function that returns True if the damaged record at an offset of a queue may be repaired soon. It must not
+        block."""
         self._numbers = 0
         """The number of the last task that was delivered to the listener; tasks are numbered in the order of
         delivery."""
@@ -110,6 +119,26 @@ class ConsumeService(ABC):
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
+
+    def _mending(self, task: ConsumeTask, failure: Failure, indices: Collection[int]) -> set[int]:
+        """Return the indices of the failed messages whose records are damaged and may be repaired soon."""
+        if not failure.record_damaged and failure.unreadable not in CHECKSUM_WRONG:
+            return set()
+        offsets = task.messages.offsets
+        return {index for index in indices if self.is_mending(task.queue, offsets[index])}
+
+    def repaired(self, process_queue: ProcessQueue, queue_offset: int, record: MemoryRecords) -> None:
+        """Replace the copy of a damaged record by the repaired record, in the tasks that will be delivered again.
+        Records in the store's files need no replacement."""
+        for task in process_queue.again:
+            messages = task.messages
+            if isinstance(messages, MemoryRecords) and queue_offset in messages.offsets:
+                index = messages.offsets.index(queue_offset)
+                if messages.size_of((index,)) == record.size_bytes:
+                    parts = [messages.part(0, index)] if index else []
+                    parts.append(record)
+                    parts += [messages.part(index + 1, len(messages))] if index + 1 < len(messages) else []
+                    task.messages = join_records(parts)
 
     def _skip_damaged(self, task: ConsumeTask, failure: Failure, indices: Collection[int]) -> None:
         """Skip messages whose records are damaged: mark them as finished, because they can neither be delivered nor

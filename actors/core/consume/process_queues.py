@@ -32,6 +32,7 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.consume_result import ConsumeReport
 from raymq.common.protocol.group import QueueOffset
+from raymq.records.format.memory_records import MemoryRecords
 
 RELEASE_PATIENCE_S: Final = 10.0
 """Maximum time, in seconds, that a concurrent consumer keeps a revoked queue until the listener has finished the
@@ -300,6 +301,12 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             for process_queue in self._queues.values():
                 process_queue.trouble = ""
         return reaction
+
+    def repaired(self, queue: MessageQueue, queue_offset: int, record: MemoryRecords) -> None:
+        """Replace the copy of a damaged record, because its storage actor has repaired the record."""
+        process_queue = self._queues.get(queue)
+        if process_queue is not None:
+            self.service.repaired(process_queue, queue_offset, record)
 
     def died(self, task: ConsumeTask, now_s: float) -> Reaction:
         """Prepare the unfinished messages of a task for redelivery, because the listener's process died while it had

@@ -38,6 +38,11 @@ class HoleReports:
         """Record that a replica has no intact bytes for the hole (damaged log range) at `hole_offset`."""
         self._lacking.setdefault(hole_offset, set()).add(replica)
 
+    def all_lack(self, hole_offset: int, known: Collection[int]) -> bool:
+        """Return True if every other replica in `known` has reported that it lacks the intact bytes of the hole
+        (damaged log range) at `hole_offset`."""
+        return set(known) <= self._lacking.get(hole_offset, set()) | {self._replica}
+
     def reason_to_wait(self, hole_offset: int, may_have: Collection[int], now_s: float) -> str:
         """Return the reason why the hole (damaged log range) at `hole_offset` must not be sent to a slave yet; empty if
         it may be sent.

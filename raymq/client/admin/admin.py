@@ -18,6 +18,7 @@ from raymq.client.admin.messages import TailAdmin
 from raymq.client.admin.replay import ReplayAdmin
 from raymq.client.admin.topics import QueueDescription
 from raymq.client.admin.trace import TraceAdmin
+from raymq.client.admin.upkeep.damage import DamageAdmin
 from raymq.client.admin.upkeep.metadata import MetadataAdmin
 from raymq.client.admin.upkeep.replicas import ReplicaAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
@@ -104,6 +105,7 @@ class Admin(
     SettingsAdmin,
     ReplicaAdmin,
     CheckAdmin,
+    DamageAdmin,
     MetadataAdmin,
     UserAdmin,
     VerifyAdmin,

@@ -226,6 +226,10 @@ class Fetcher:
         self._forget([queue])
         self._call_finder()
 
+    def source_of(self, queue: MessageQueue) -> str | None:
+        """Return the name of the storage actor from which a queue is read; None if it is unknown now."""
+        return self._names.get(queue)
+
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
         """Start a new search for the storage actors of these queues, because the storage actor `name` does not
         answer."""

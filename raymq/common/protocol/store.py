@@ -263,6 +263,49 @@ class HoleUnit(NamedTuple):
     tags_code: int
 
 
+class RepairState(Enum):
+    """The answer of a store to a reader that found a record damaged. INTACT: the record is intact now, so the reader
+    reads it again. PENDING: the store checks or repairs the record, so the reader waits. LOST: no replica in contact
+    has the intact record."""
+
+    INTACT = "INTACT"
+    PENDING = "PENDING"
+    LOST = "LOST"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """A damaged range of a log, for an operator: `size` bytes from physical offset `offset` on, with the `reason`.
+
+    `spans`: the queue offsets of the messages in the range, as far as they are known. Between the first and the last
+    offset of a span, some messages may lie outside of the range. `lost`: no replica in contact has the intact bytes.
+    """
+
+    offset: int
+    size: int
+    reason: str
+    spans: tuple[QueueSpan, ...] = ()
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDamage:
+    """The damage of one store's log. `ranges`: what is damaged now. `found` and `repaired`: number of ranges that were
+    found and that were repaired since the store was opened; `repaired_bytes`: their bytes. `broker`: the store's broker
+    group. `error`: why the store does not answer, else empty."""
+
+    ranges: tuple[DamagedRange, ...] = ()
+    found: int = 0
+    repaired: int = 0
+    repaired_bytes: int = 0
+    broker: str = ""
+    error: str = ""
+
+
+REPORT_MAX: Final = 1000
+"""Maximum number of damaged records that one call can report to a store."""
+
+
 @dataclass(frozen=True, slots=True)
 class HoleCopy:
     """The metadata that a slave receives with a piece of a hole (damaged range) of its master's log.
@@ -351,7 +394,9 @@ class StoreStatus:
     `holes`: the damaged ranges of the log. `mended_bytes`: number of damaged bytes that intact bytes of another replica
     have replaced since the store was opened. `mended_holes`: number of holes that this has closed. `damaged_files`:
     other files that were found damaged when the store was opened, and the action for each file. `scrub`: the progress
-    and the result of the verification of all files.
+    and the result of the verification of all files. `found_holes`: number of damaged ranges that were found while the
+    store runs. `damage_reports`: number of records that readers or replicas reported as damaged, each counted once in
+    ten seconds.
     """
 
     pid: int
@@ -383,6 +428,8 @@ class StoreStatus:
     mended_holes: int = 0
     damaged_files: tuple[str, ...] = ()
     scrub: ScrubStatus = ScrubStatus()
+    found_holes: int = 0
+    damage_reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from raymq.common.config.values import (
 from raymq.common.errors import DataLossError
 from raymq.common.message import PullStatus
 from raymq.common.names import is_light_queue
-from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueuePosition, RepairState
 from raymq.records.filters.columns import matching
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.format.layout import UNIT_DTYPE, RecordError
@@ -109,6 +109,9 @@ class LogReader:
         """Function that `fetch` calls if consume-queue entries (units) do not match their records. The arguments are a
         topic, a queue id, and an offset range that contains these units. The function returns True if it has rebuilt
         some of the units. None if this reader cannot repair units."""
+        self.state_of: Callable[[QueuePosition], RepairState] | None = None
+        """Function that returns the state of a record that the store itself could not read. None if no other replica
+        can repair this store."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
         """Return at most `count` entries (units) of a consume queue from queue offset `from_offset` on, as an array

@@ -215,6 +215,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Storage.stored_times": _queues(*_LOOK),
     "Storage.offset_by_time": _topic(*_LOOK),
     "Storage.next_sequences": Rule(_sequences),
+    "Storage.report_damage": _queues(*_READ),
     "Storage.end_transaction": Rule(lambda given: [_on_group(given[0].producer_group, _PUB)]),
     "Storage.query_by_key": _topic(*_READ),
     "Storage.query_by_unique_id": _topic(*_READ),
@@ -309,7 +310,8 @@ RULES: Final[Mapping[str, Rule]] = {
 
 _SERVERS: Final[Mapping[str, str]] = {
     "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
-    "Storage": "agree_on_topics align append_log change_settings check_transactions clean close delayed delete_topic"
+    "Storage": "damage damaged_bytes report_log"
+    " agree_on_topics align append_log change_settings check_transactions clean close delayed delete_topic"
     " deleted_young following history light_queues log_holes log_part mend_log note_lacking obey open_topics"
     " read_config read_log record_at statistics status transactions verification verify write_config",
     "NameServer": "add_write_perm broker_heartbeat change_topics get_kv list_kv put_kv register_broker"
@@ -328,7 +330,7 @@ OVER_LANES_ONLY: Final = frozenset(
     {
         *("Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"),
         *("Storage.queue_bounds_many", "Storage.stored_times", "Storage.bytes_of_spans", "Storage.offset_by_time"),
-        "Storage.next_sequences",
+        *("Storage.next_sequences", "Storage.report_damage"),
         *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
         "Broker.take_questions",
     }

@@ -166,6 +166,8 @@ _storage(_G, "log_holes", "", "ranges", "Damaged ranges of the log. Intact recor
 _storage(_G, "log_hole_bytes", "", "bytes", "Bytes in the damaged ranges of the log.")
 _storage(_C, "log_mended_bytes", "", "bytes", "Repaired bytes of the log. Replaced by another replica's intact bytes.")
 _storage(_C, "log_holes_mended", "", "ranges", "Repaired ranges of the log. Replaced in full.")
+_storage(_C, "log_holes_found", "", "ranges", "Damaged ranges of the log that were found while the store runs.")
+_storage(_C, "damage_reports", "", "records", "Reports of damaged records. The store checks each report.")
 _storage(_G, "damaged_files", "", "files", "Damaged files besides the log. Found when the store was opened.")
 _storage(_C, "scrub_bytes", "", "bytes", "Bytes read by the verification.")
 _storage(_C, "scrub_found", "", "places", "Damaged places found by the verification.")

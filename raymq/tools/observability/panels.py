@@ -247,6 +247,11 @@ ROWS: Final = (
                 title="Damage",
             ),
             _panel(
+                _of("raymq_log_holes_found", "storage", how=increase, legend="damaged ranges in the log of"),
+                _of("raymq_damage_reports", "storage", how=increase, legend="reports to"),
+                title="Damage found while running",
+            ),
+            _panel(
                 _of("raymq_log_holes_mended", "storage", how=increase, legend="ranges in the log of"),
                 _of("raymq_log_mended_bytes", "storage", how=increase, legend="bytes in the log of"),
                 title="Repairs of the log",

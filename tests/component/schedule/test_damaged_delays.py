@@ -12,12 +12,14 @@ from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_TOPIC, timer_queue
 from raymq.common.message import Message, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.protocol.recall import RECALLED_TOPIC
-from raymq.common.protocol.store import FetchRequest
+from raymq.common.protocol.store import FetchRequest, RepairState
 from raymq.records.format.check import check_record
 from raymq.records.format.decode import read_record
 from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.records.format.places import RecordPlace
 from storage.message_store import MessageStore
+from storage.schedule import scheduler as scheduler_module
+from storage.schedule.scheduler import DELIVERY_RETRY_MS
 from tests.component.schedule.test_recall import recall, send
 from tests.support.stores.clocks import Clock
 from tests.support.stores.damage import FIELDS, flip
@@ -168,3 +170,40 @@ def test_a_damaged_recall_is_logged_and_the_others_are_obeyed(opened, clock, tmp
     assert recalled == [body for body in BODIES if body not in delivered]
     named = f"{TIMER_TOPIC}:{TIMER_RECALL_QUEUE}: the recall at offset 1 cannot be read"
     assert (named in caplog.text) == (field != "body")
+
+
+@pytest.mark.parametrize("field", [field for field in FIELDS if field != "size"])
+@pytest.mark.parametrize("kind", ["level", "timer"])
+def test_a_damaged_delayed_message_waits_for_its_repair(
+    opened: Callable[..., MessageStore], clock: Clock, tmp_path: Path, kind: str, field: str
+):
+    store = opened(deliver=False)
+    places = put_delayed(store, clock, kind)
+    store._parts.reader.state_of = store.reported.state_of
+    flip(tmp_path / "store", places[DAMAGED], field)
+    clock.now_ms += DUE_MS
+    scheduler = store.schedule.new_scheduler()
+    for _ in range(3):
+        scheduler.round()
+        clock.now_ms += DELIVERY_RETRY_MS
+    assert [message.body for message in received(store)] in (BODIES[:DAMAGED], BODIES)
+    assert store.reported.settle(60.0)
+    flip(tmp_path / "store", places[DAMAGED], field)
+    log = b"".join(path.read_bytes() for path in sorted((tmp_path / "store" / "commitlog").iterdir()))
+    for hole in store.mender.holes:
+        store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
+    deliver_all(store)
+    assert [message.body for message in received(store)] == BODIES
+
+
+def test_a_delay_queue_does_not_wait_for_ever(
+    opened: Callable[..., MessageStore], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scheduler_module, "MENDING_WAIT_S", 0.0)
+    store = opened(deliver=False)
+    places = put_delayed(store, clock, "level")
+    store._parts.reader.state_of = lambda position: RepairState.PENDING
+    flip(tmp_path / "store", places[DAMAGED], "magic")
+    clock.now_ms += DUE_MS
+    deliver_all(store)
+    assert [message.body for message in received(store)] == [*BODIES[:DAMAGED], *BODIES[DAMAGED + 1 :]]

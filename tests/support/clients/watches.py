@@ -8,8 +8,9 @@ import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+from actors.replica.sole_replica import SoleReplica
 from raymq.common.message import PullStatus
-from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueueBounds, QueueEnds, QueuePosition, RepairState
 from raymq.records.logfiles.log_reader import LogReader, StoreFiles
 from raymq.remoting.storage_client import FoundInPlace
 from storage.message_store import MessageStore
@@ -152,6 +153,9 @@ class MappedStorage:
                 places = (next_offset, result.min_offset, result.max_offset, b"", count)
                 results[index] = FoundInPlace(result.status, *places, mapped=tuple(mapped), files=self._files)
         return results
+
+    def report_damage(self, positions: Sequence[QueuePosition], timeout_s: float) -> list[RepairState]:
+        return SoleReplica(self.store).report_damage(positions)
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
         return self.store.queues.bounds(topic, queue_id)

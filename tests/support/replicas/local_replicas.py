@@ -213,6 +213,9 @@ class LocalReplicas:
                 *(master, slave, following, name, position),
                 is_followed=lambda: True,
                 on_copied=note_copied,
+                on_refused=lambda error: self.replicas[following.master].report_log(
+                    following.epoch, error.physical_offset, error.size
+                ),
                 stopping=done,
                 chunk_max_bytes=chunk_bytes,
                 wait_s=0.0,

@@ -61,6 +61,8 @@ class AssignedMessageQueue(AssignedQueue):
     settled: bool = True
     """True if the program has finished with all messages of the queue that polls returned."""
     paused: bool = False
+    mending: bool = False
+    """True while the consumer waits for the repair of the record at `position`, which is damaged."""
     unfinished: UnfinishedOffsets | None = None
     """Messages that polls returned and the program has not acknowledged yet. None if the program does not acknowledge
     each message."""
@@ -89,9 +91,9 @@ class AssignedMessageQueue(AssignedQueue):
 
     @property
     def silent(self) -> bool:
-        """True if the queue is paused or forbidden, or its assignment is not in the state STARTED. The consumer then
-        neither fetches the queue's messages nor returns them to the program."""
-        return self.paused or self.forbidden is not None or self.state is not AssignmentState.STARTED
+        """True if the queue is paused or forbidden, waits for a repair, or its assignment is not in the state STARTED.
+        The consumer then neither fetches the queue's messages nor returns them to the program."""
+        return self.paused or self.mending or self.forbidden is not None or self.state is not AssignmentState.STARTED
 
     @property
     def unread(self) -> bool:
@@ -110,6 +112,7 @@ class AssignedMessageQueue(AssignedQueue):
         """Move the queue's position to `offset`. Messages before `offset` count as finished, later messages do
         not."""
         self.refetch_from(offset)
+        self.mending = False
         self.done = offset
         self.forget_returned()
 

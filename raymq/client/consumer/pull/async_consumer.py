@@ -124,10 +124,9 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     @bounded(max_messages=POSITIVE)
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Await messages (`PullConsumer.poll`). A cancelled poll takes no messages: the next poll returns them."""
-        decode = partial(decode_messages, on_unreadable=self._engine.polls.unreadable.note)
         turn = PollTurn()
         try:
-            messages = as_messages(await self._poll(turn, decode, max_messages, timeout_s))
+            messages = as_messages(await self._poll(turn, decode_messages, max_messages, timeout_s))
         except BaseException:
             turn.abandoned = True
             raise

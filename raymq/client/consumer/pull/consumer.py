@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -152,10 +151,9 @@ class PullConsumer(PullConsumerBase):
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
-        decode = partial(decode_messages, on_unreadable=self._engine.polls.unreadable.note)
         turn = PollTurn()
         try:
-            messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
+            messages = as_messages(aside(turn.step, self._poll, turn, decode_messages, max_messages, timeout_s))
         except BaseException:
             # Mark the poll as abandoned. This is a single assignment, because a signal handler cannot interrupt it.
             turn.abandoned = True

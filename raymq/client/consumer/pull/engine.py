@@ -443,6 +443,7 @@ class PullEngine:
                 return
             self._closing.set()
         self._wake()
+        self.polls.close()
         polling = self.polls.end_abandoned()
         CLIENT_FIGURES.remove(self)
         try:

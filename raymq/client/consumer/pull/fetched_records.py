@@ -100,7 +100,9 @@ class PolledRecords:
 
 _ERROR: Final = ("queue_offset", "born_timestamp", "error")
 Found = TypeVar("Found", bound=Sized)
-Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
+Decode = Callable[[Sequence[PolledRecords], OnUnreadable], list[tuple[PolledRecords, Found]]]
+"""Function that decodes slices of polled records. Its second argument receives the error of each unreadable
+message."""
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
 """Slices of polled records, each with a batch of the messages in this slice that the consumer wants. A batch may be
@@ -125,10 +127,11 @@ def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable
 
 def decode_tables(
     slices: Sequence[PolledRecords],
+    on_unreadable: OnUnreadable = ignore,
+    *,
     body_type: BodyType = "binary_view",
     columns: Sequence[str] | None = None,
     unreadable: Unreadable = "null",
-    on_unreadable: OnUnreadable = ignore,
 ) -> Columns:
     """Decode the wanted messages of each slice to a batch of columns (see `decode_columns`).
 

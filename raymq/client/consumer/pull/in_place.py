@@ -197,6 +197,12 @@ class InPlaceReader:
             self._core.read_in_place(queue)
             return True
 
+    def source_of(self, queue: MessageQueue) -> str | None:
+        """Return the name of the storage actor in whose files a queue is read; None if it is not read in place."""
+        with self._lock:
+            store = self._store_of.get(queue)
+        return None if store is None else store.name
+
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
         """Return True if `found` should be called again for a queue, to try again to read the queue in place (from
         mapped files). The last attempt failed, because the queue's storage actor could not be watched for new messages.

@@ -10,8 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.assignment.offset_committer import OffsetCommitter
@@ -27,8 +30,9 @@ from raymq.client.consumer.pull.poll_turn import PollTurn, TakenRange
 from raymq.client.consumer.pull.queue_reader import QueueReader
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.repair_wait import RepairWait, is_damage
 from raymq.client.consumer.unreadable import UnreadableLog
-from raymq.common.errors import ClientStateError, DataLossError, PredicateFailedError
+from raymq.common.errors import BodyUnreadableError, ClientStateError, DataLossError, PredicateFailedError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.namespaces import Namespace
 from raymq.telemetry.trace.deliveries import DeliveryTrace
@@ -39,6 +43,29 @@ if TYPE_CHECKING:
 
     from raymq.records.kernels.column_bodies import BodyType
     from raymq.records.kernels.columns import Unreadable
+
+
+class _MetErrors:
+    """The errors of the unreadable messages in the records that a poll decodes. After `pass_on`, errors go to `note` at
+    once: a compressed body is checked only when the program reads it."""
+
+    def __init__(self, note: Callable[[BodyUnreadableError], None]) -> None:
+        self._note = note
+        self.errors: list[BodyUnreadableError] = []
+        self._passes_on = False
+
+    def __call__(self, error: BodyUnreadableError) -> None:
+        if self._passes_on:
+            self._note(error)
+        else:
+            self.errors.append(error)
+
+    def pass_on(self) -> None:
+        """Pass the errors so far and all later errors to `note`."""
+        self._passes_on = True
+        for error in self.errors:
+            self._note(error)
+        self.errors.clear()
 
 
 class LostMessages:
@@ -117,6 +144,10 @@ class Polls:
         self.unreadable = UnreadableLog(settings.group)
         """Log of the unreadable messages that polls have skipped."""
         self.descriptors, self.wait_max_s = reader.descriptors, reader.wait_max_s
+        self._repairs = RepairWait(reader.report_damage, self._read_again)
+        self._damaged_at: dict[MessageQueue, int] = {}
+        """For each queue in which the running poll has met damage: the offset at which the poll waits for the
+        repair."""
 
     def begin(self, turn: PollTurn) -> None:
         """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises the errors
@@ -177,6 +208,10 @@ class Polls:
         if closed:
             self._reader.close_files()
 
+    def close(self) -> None:
+        """Report no more damaged records. Called when the consumer closes."""
+        self._repairs.close()
+
     def raise_failure(self) -> None:
         """Raise the error that explains why a poll found nothing, if there is one: the group could never be joined, the
         group may not read a queue now, or a queue's next message is lost."""
@@ -206,11 +241,57 @@ class Polls:
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
         """Decode slices of records with the given function, and remove the namespace from the topic names. Uses CPU
-        time, but never blocks."""
-        decoded = decode(slices)
+        time, but never blocks.
+
+        If the poll waits for the repair of a damaged record, the result has only the messages of the queue before this
+        record.
+        """
+        decoded = self._decode_intact(decode, slices)
         if not self._names:
             return decoded
         return [(part, cast("Found", shown_records(found, self._names))) for part, found in decoded]
+
+    def _decode_intact(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
+        met = _MetErrors(self.unreadable.note)
+        self._damaged_at = {}
+        try:
+            decoded = decode(slices, met)
+        except BodyUnreadableError as error:
+            # The program asked for this error instead of a table, and the first message is damaged.
+            if not is_damage(error) or not self._wait_for(slices, [error]):
+                raise
+            return []
+        damage = [error for error in met.errors if is_damage(error)]
+        if damage and self._wait_for(slices, damage):
+            met = _MetErrors(self.unreadable.note)
+            slices = [part for part in map(self._before_damage, slices) if part is not None]
+            decoded = decode(slices, met) if slices else []
+        met.pass_on()
+        return decoded
+
+    def _wait_for(self, slices: list[PolledRecords], damage: Sequence[BodyUnreadableError]) -> bool:
+        """Report damaged records, and note where the poll waits for a repair. Returns False if it does not wait."""
+        queues = {str(part.queue): part.queue for part in slices}
+        for name in {error.queue for error in damage}:
+            queue = queues[name]
+            first = self._repairs.meet(queue, {one.queue_offset for one in damage if one.queue == name})
+            if first is not None:
+                self._damaged_at[queue] = first
+        return bool(self._damaged_at)
+
+    def _before_damage(self, part: PolledRecords) -> PolledRecords | None:
+        """Return the records of a slice before the record for whose repair the poll waits; None if there are none."""
+        until = self._damaged_at.get(part.queue)
+        if until is None:
+            return part
+        before = int(np.searchsorted(part.offsets, until))
+        return replace(part, count=before) if before else None
+
+    def _read_again(self, queue: MessageQueue) -> None:
+        """Read a queue again after the wait for a repair."""
+        with self._lock:
+            self._core.repaired(queue)
+        self._reader.read_more()
 
     def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
         """Take from `decoded` the slices of records that are still current (not outdated by a seek, reset, pause or
@@ -226,6 +307,12 @@ class Polls:
                     turn.taken.append(TakenRange(part.queue, start, self._core.get(part.queue).position, expected))
                     taken.append((part, found))
             more = self._core.hungry_count > before
+            waits, self._damaged_at = self._damaged_at, {}
+            waits = {queue: at for queue, at in waits.items() if self._core.wait_for_repair(queue, at)}
+        for queue, offset in waits.items():
+            # The wait may have ended since `decode`, before the queue waited for its end.
+            if not self._repairs.is_waiting(queue, offset):
+                self._read_again(queue)
         if self._trace is not None:
             for part, found in taken:
                 self._trace.polled(part.queue.topic, found)
@@ -267,5 +354,4 @@ class Polls:
             body_type=body_type,
             columns=columns,
             unreadable=unreadable,
-            on_unreadable=self.unreadable.note,
         )

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from raymq.client.consumer.fetcher import Fetcher, Lost
 from raymq.client.consumer.pull.fetched_records import FetchedRecords
 from raymq.client.consumer.pull.in_place import InPlaceReader
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
+from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S
 from raymq.client.predicates.source import GroupPredicate
 from raymq.common.message import MessageQueue, PullStatus
-from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest, FetchResult, QueuePosition, RepairState
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
@@ -53,6 +54,7 @@ class QueueReader:
         rests: Callable[[], bool] = lambda: False,
     ) -> None:
         self._core, self._lock = core, lock
+        self._routes, self._storages = routes, storages
         self._wake, self._fetched = wake, wake if fetched is None else fetched
         self._read_on, self._count, self._rests = read_on, count, rests
         self._fetcher = Fetcher.by_routes(
@@ -92,6 +94,14 @@ class QueueReader:
     def wait_max_s(self) -> float:
         """Return the longest time in s that a thread may wait before it checks for records again."""
         return self._in_place.wait_max_s()
+
+    def report_damage(self, queue: MessageQueue, positions: Sequence[QueuePosition]) -> list[RepairState]:
+        """Report damaged records of a queue to the storage actor from which the queue is read. Blocks for a remote
+        call. Raises the errors of StorageClient.report_damage, and of a search for the storage actor."""
+        name = self._in_place.source_of(queue) or self._fetcher.source_of(queue)
+        if name is None:
+            name = self._routes.get(queue.topic).pull_storages(queue.broker_name)[0]
+        return self._storages.get(name).report_damage(positions, REPORT_TIMEOUT_S)
 
     def read_more(self) -> None:
         """Wake the reader threads, because there may be more queues to read, or other offsets to read from."""

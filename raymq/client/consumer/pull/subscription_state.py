@@ -246,6 +246,25 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             assigned.done = min(assigned.done, start)
             self._note(assigned, moved=True)
 
+    def wait_for_repair(self, queue: MessageQueue, offset: int) -> bool:
+        """Return no message of a queue until `repaired`, because the record at `offset` is damaged. Returns False, and
+        does nothing, unless `offset` is the queue's next offset to return."""
+        assigned = self._queues.get(queue)
+        if assigned is None or assigned.silent or assigned.position != offset:
+            return False
+        assigned.mending = True
+        assigned.refetch_from(offset)
+        self._note(assigned, moved=True)
+        return True
+
+    def repaired(self, queue: MessageQueue) -> None:
+        """Read a queue again, because the damaged record at its next offset was repaired or is given up."""
+        assigned = self._queues.get(queue)
+        if assigned is not None and assigned.mending:
+            assigned.mending = False
+            assigned.refetch_from(assigned.position)
+            self._note(assigned, moved=True)
+
     # Methods that select the queues to fetch, and that record the results of fetches
 
     def wanted(self) -> dict[MessageQueue, int]:

@@ -18,10 +18,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
+from raymq.client.consumer.repair_wait import REPAIR_WAIT_S, WAITS_MAX, is_damage
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader
 from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parse_handle, received
 from raymq.client.consumer.simple.settings import SimpleSettings
@@ -29,11 +30,12 @@ from raymq.client.consumer.subscription import Subscription
 from raymq.client.consumer.unreadable import UnreadableLog
 from raymq.common.errors import ClientStateError, GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
-from raymq.common.message import MessageModel
+from raymq.common.message import MessageModel, MessageQueue
 from raymq.common.names import retry_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.pop import ALL_OFFSETS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.common.protocol.store import RepairState
 from raymq.common.retry import Backoff, persist_until
 from raymq.records.filters.sql import SqlFilter
 from raymq.remoting.actor_ref import ActorRef
@@ -50,6 +52,10 @@ WAIT_OF_ONE_S: Final = 5.0
 WAIT_OF_SEVERAL_S: Final = 0.25
 """Maximum time in s that one request waits at a broker (long poll), if the topics have several brokers. It is short,
 because a message may arrive at another broker."""
+REPAIR_AGAIN_MS: Final = 5_000
+"""Time in ms after which a damaged message is received again, if a replica may repair it."""
+MENDING_KEPT_S: Final = 600.0
+"""Time in s for which a consumer knows since when a damaged message waits for its repair."""
 RECEIVE_MAX_BYTES: Final = 64 << 20
 """Maximum bytes of records that one receive reads; further leased messages are returned to the broker."""
 
@@ -77,6 +83,9 @@ class SimpleEngine:
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
+        self._mending_since_s: dict[tuple[str, str, int, int], float] = {}
+        """For each damaged message (broker, topic, queue id, offset) that may be repaired: the time at which this
+        consumer first received it."""
         self._started: set[tuple[str, str]] = set()
         """The brokers at which the group's start position is registered, as pairs of broker and topic."""
         self._turn = secrets.randbelow(1024)
@@ -293,8 +302,11 @@ class SimpleEngine:
     def _settle_unreadable(self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int) -> None:
         """Handle the unreadable messages of a leased range, so that the caller can acknowledge them. Sends messages
         over the retry limit to the dead letters. Removes these messages, and messages with damaged records, from
-        `found.unreadable`."""
+        `found.unreadable`. A message that a replica may still repair stays, and is received again soon."""
+        mending = self._mending(name, given, found)
         for offset, (message, error, record) in list(found.unreadable.items()):
+            if offset in mending:
+                continue
             self._unreadable.note(error)
             if error.record_damaged:
                 logger.error("group %s skips a message that cannot be read: %s", self.settings.group, error)
@@ -302,6 +314,40 @@ class SimpleEngine:
             elif message.reconsume_times + given.attempts > retry_max_times:
                 self._give_up(name, record, message.reconsume_times + given.attempts, error.reason)
                 del found.unreadable[offset]
+
+    def _mending(self, name: str, given: LeasedRange, found: LeasedMessages) -> Collection[int]:
+        """Report the damaged messages of a leased range to the store. Returns the offsets of the messages that were or
+        may be repaired. These messages become visible again after REPAIR_AGAIN_MS, and the attempt does not count."""
+        damaged = sorted(offset for offset, one in found.unreadable.items() if is_damage(one.error))
+        if not damaged:
+            return ()
+        queue = MessageQueue(given.topic, name, given.queue_id)
+        try:
+            states = self._reader.report_damage(queue, damaged)
+        except RaymqError as error:
+            logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
+            states = [RepairState.PENDING] * len(damaged)
+        mending = [
+            offset
+            for offset, state in zip(damaged, states, strict=True)
+            if state is not RepairState.LOST and self._waits_still((name, given.topic, given.queue_id, offset))
+        ]
+        if mending:
+            bits = sum(1 << offset - given.start for offset in mending)
+            part = LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{bits:x}")
+            self._call(name, "change_invisible", self.settings.group, [part], REPAIR_AGAIN_MS, False)
+        return mending
+
+    def _waits_still(self, place: tuple[str, str, int, int]) -> bool:
+        """Return False if the repair of the damaged message at a place takes longer than REPAIR_WAIT_S."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._mending_since_s = {
+                one: at_s for one, at_s in self._mending_since_s.items() if now_s < at_s + MENDING_KEPT_S
+            }
+            if len(self._mending_since_s) >= WAITS_MAX:
+                return False
+            return now_s < self._mending_since_s.setdefault(place, now_s) + REPAIR_WAIT_S
 
     def _settle_excluded(self, name: str, given: LeasedRange, found: LeasedMessages) -> None:
         """Acknowledge the messages that the subscription excludes, and the messages that retention has deleted."""

@@ -1,11 +1,17 @@
 """`raymq store`, `broker` and `check`: commands about single broker groups and their stores.
 
+<<<<<<< HEAD
 `raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends, and changes a
 broker group's replicas. `raymq check` measures the time to store a message in every broker group and to read it back.
+=======
+`raymq store` shows runtime metrics, lists damage and deletes expired messages. `raymq broker` allows or forbids sends.
+`raymq check` measures the time to store a message in every broker group and to read it back.
+>>>>>>> d1189505 (raymq store repair: list what is damaged or lost, export its bytes)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +203,50 @@ def store_close(address: str | None, progress: ProgressCallback) -> CommandResul
 
     closed = close_stores(address, progress)
     return CommandResult({"closed": closed}, f"closed: {', '.join(closed) or 'this machine has no store'}")
+
+
+@command(store, "repair")
+@click.option("--export", "directory", type=click.Path(file_okay=False), help="Write the damaged bytes to this folder.")
+@click.option("--broker", shell_complete=completes("brokers"), help="Only the stores of this broker group.")
+def store_repair(admin: Admin, directory: str | None, broker: str | None) -> CommandResult:
+    """List the damaged ranges of each store's log, their messages, and whether another replica can repair them.
+
+    Stores repair their logs themselves, from other replicas. A range is lost if no replica in contact has its bytes:
+    readers get an error for its messages, and continue. Exit code 1 if a range is damaged, or a store does not answer.
+    Example: raymq store repair --export damage
+    """
+    found = admin.damage(broker)
+    exported = [] if directory is None else admin.export_damage(directory, found)
+    rows = [
+        [name, "lost" if one.lost else "in repair", one.offset, one.size, _messages_text(one.spans), one.reason]
+        for name, damage in found.items()
+        for one in damage.ranges
+    ]
+    errors = [f"{name} does not answer: {damage.error}" for name, damage in found.items() if damage.error]
+    names = ["store", "state", "physical offset", "bytes", "messages", "reason"]
+    totals = Table(
+        ["store", "damaged", "lost", "found while running", "repaired", "repaired bytes"],
+        [
+            [name, len(one.ranges), sum(part.lost for part in one.ranges), one.found, one.repaired, one.repaired_bytes]
+            for name, one in found.items()
+            if not one.error
+        ],
+    )
+    listed = Table(names, rows)
+    value = {"ranges": listed.objects(), "stores": totals.objects(), "exported": exported}
+    shown: list[Table | str] = [totals, *([listed] if rows else [])]
+    if directory is not None:
+        shown.append(f"{len(exported)} damaged ranges were written to {directory}")
+    return CommandResult(value, *shown, errors=errors, failed=bool(rows or errors))
+
+
+def _messages_text(spans: Sequence[tuple[str, int, int, int]]) -> str:
+    """Return the queue offsets of the messages in a damaged range, such as "orders:0 at 5, orders:1 at 7-9"."""
+    texts = [
+        f"{topic}:{queue_id} at {start}" + (f"-{end - 1}" if end - start > 1 else "")
+        for topic, queue_id, start, end in spans
+    ]
+    return ", ".join(texts) or "unknown"
 
 
 @cli.group()

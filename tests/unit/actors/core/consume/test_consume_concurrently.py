@@ -4,12 +4,13 @@ committed offset, and no other message."""
 from __future__ import annotations
 
 from actors.core.consume.consume_concurrently import MANY_REASONS, SUSPECT_DEATHS, TRIALS_MAX, WAYS_MAX
-from actors.core.consume.consume_service import SEND_BACK_RETRY_S, TASKS_MAX, SendBack
+from actors.core.consume.consume_service import MEND_AGAIN_S, SEND_BACK_RETRY_S, TASKS_MAX, SendBack
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.common.message import MessageModel, MessageQueue
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 from raymq.common.protocol.group import CommitAnswer
 from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
+from tests.support.clients.records import records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -271,3 +272,49 @@ def test_a_broadcasting_consumer_skips_unreadable_messages():
     failures = (Failure(0, 1, "x", unreadable="no magic", record_damaged=True), Failure(1, 1, "y", unreadable="crc"))
     assert core.reported(task, ConsumeReport(failures=failures), 0.0).send_backs == []
     assert commit_point(core) == 3
+
+
+def damaged(first: int) -> Failure:
+    return Failure(first, 1, "damaged", unreadable="damaged", record_damaged=True)
+
+
+def test_a_damaged_message_that_may_be_repaired_is_delivered_again():
+    core = table()
+    asked: list[tuple[MessageQueue, int]] = []
+    core.service.is_mending = lambda queue, offset: asked.append((queue, offset)) or offset != 5
+    fetch(core, Q, *range(8))
+    [task] = core.deliverable(0.0)
+    reaction = core.reported(task, ConsumeReport(failures=(damaged(3), damaged(5))), 0.0)
+    assert asked == [(Q, 3), (Q, 5)]
+    assert (reaction.ok, reaction.failed, reaction.send_backs) == (6, 1, [])
+    assert process_queue_of(core, Q).skipped == 1
+    assert commit_point(core) == 3
+    assert core.deliverable(0.0) == []
+    [again] = core.deliverable(MEND_AGAIN_S)
+    assert offsets_of(again) == [3]
+    assert again.messages.reconsume_times(0) == 0
+    core.reported(again, DONE, MEND_AGAIN_S)
+    assert commit_point(core) == 8
+
+
+def test_the_repaired_record_replaces_the_copy_of_the_damaged_one():
+    core = table()
+    core.service.is_mending = lambda queue, offset: True
+    fetch(core, Q, *range(8))
+    [task] = core.deliverable(0.0)
+    core.reported(task, ConsumeReport(failures=(damaged(3),)), 0.0)
+    intact = records_of([3], reconsume_times=7)
+    core.repaired(Q, 3, intact)
+    core.repaired(Q, 4, intact)
+    core.repaired(P, 3, intact)
+    [again] = core.deliverable(MEND_AGAIN_S)
+    assert again.messages.in_memory() == intact
+
+
+def test_a_message_that_fails_for_another_reason_is_not_asked_about():
+    core = table()
+    core.service.is_mending = lambda queue, offset: 1 / 0
+    fetch(core, Q, *range(3))
+    [task] = core.deliverable(0.0)
+    failures = (Failure(0, 1, "refused"), Failure(1, 1, "lies", unreadable="the body does not decompress"))
+    assert len(core.reported(task, ConsumeReport(failures=failures), 0.0).send_backs) == 2

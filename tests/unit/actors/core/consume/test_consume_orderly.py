@@ -6,11 +6,13 @@ from __future__ import annotations
 import pytest
 
 from actors.core.consume.consume_orderly import DEATH_PAUSE_MAX_S
+from actors.core.consume.consume_service import MEND_AGAIN_S
 from actors.core.consume.process_queues import ProcessQueues
 from raymq.common.message import MessageModel, MessageQueue
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 from raymq.common.protocol.group import CommitAnswer
 from tests.support.clients.process_queues import fetch, make_process_queues, offsets_of, process_queue_of
+from tests.support.clients.records import records_of
 
 Q = MessageQueue("orders", "broker-a", 0)
 P = MessageQueue("orders", "broker-a", 1)
@@ -193,3 +195,35 @@ def test_a_damaged_record_is_skipped_and_named():
     assert offsets_of(rest) == [2, 3]
     assert commit_point(core) == 2
     assert (process_queue_of(core, Q).skipped, process_queue_of(core, Q).last_skipped) == (1, "x")
+
+
+def test_a_damaged_record_that_may_be_repaired_is_delivered_again_before_later_messages():
+    core = table()
+    core.service.is_mending = lambda queue, offset: True
+    fetch(core, Q, *range(5))
+    [task] = core.deliverable(0.0)
+    failure = Failure(2, 1, "damaged", unreadable="damaged", record_damaged=True)
+    reaction = core.reported(task, ConsumeReport(failures=(failure,), unfinished=(3, 4)), 0.0)
+    assert (reaction.ok, reaction.failed, reaction.send_backs) == (2, 0, [])
+    assert core.deliverable(0.0) == []
+    [again] = core.deliverable(MEND_AGAIN_S)
+    assert offsets_of(again) == [2, 3, 4]
+    assert again.messages.reconsume_times(0) == 0
+    core.service.is_mending = lambda queue, offset: False
+    core.reported(again, ConsumeReport(), MEND_AGAIN_S)
+    [process_queue] = core.process_queues()
+    assert process_queue.commit_offset == 5
+
+
+def test_a_repaired_record_replaces_its_copy_among_later_messages():
+    core = table()
+    core.service.is_mending = lambda queue, offset: True
+    fetch(core, Q, *range(5))
+    [task] = core.deliverable(0.0)
+    failure = Failure(2, 1, "damaged", unreadable="damaged", record_damaged=True)
+    core.reported(task, ConsumeReport(failures=(failure,), unfinished=(3, 4)), 0.0)
+    intact = records_of([3], reconsume_times=9)
+    core.repaired(Q, 3, intact)
+    [again] = core.deliverable(MEND_AGAIN_S)
+    assert [again.messages.reconsume_times(index) for index in range(3)] == [0, 9, 0]
+    assert again.messages.part(1, 2) == intact

@@ -66,7 +66,7 @@ def test_columns_have_the_same_values_as_messages(fetched):
     messages = as_messages(decode_messages(parts))
     assert table.schema.names == SCHEMA.names
     assert table.schema.field("body").type == pa.binary_view()
-    assert as_table(decode_tables(parts, "binary"), "binary").schema.field("body").type == pa.binary()
+    assert as_table(decode_tables(parts, body_type="binary"), "binary").schema.field("body").type == pa.binary()
     assert table.column("body").to_pylist() == [message.body for message in messages]
     assert table.column("queue_offset").to_pylist() == [1, 2, 3, 4]
     assert set(table.column("broker_name").to_pylist()) == {"a"}

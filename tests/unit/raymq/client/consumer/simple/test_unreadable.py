@@ -10,10 +10,11 @@ import pytest
 
 from raymq.client.consumer.simple import engine as engine_module
 from raymq.client.consumer.simple.engine import SimpleEngine
-from raymq.client.consumer.simple.lease_reader import LeasedMessages, UnreadableMessage
+from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
 from raymq.client.consumer.simple.settings import SimpleSettings
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.protocol.pop import LeasedRange
+from raymq.common.protocol.store import RepairState
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import find_unreadable, read_messages
 from tests.unit.raymq.records.kernels.test_unreadable import ZSTD, changed as changed_record, flip, stored
@@ -49,8 +50,11 @@ def leased(attempts: int) -> tuple[LeasedRange, LeasedMessages]:
     return LeasedRange("orders", 5, 40, 4, 1, 60_000, attempts), found
 
 
-def take(monkeypatch: pytest.MonkeyPatch, attempts: int, retry_max_times: int) -> tuple[list[MessageExt], Calls]:
+def take(
+    monkeypatch: pytest.MonkeyPatch, attempts: int, retry_max_times: int, state: RepairState = RepairState.LOST
+) -> tuple[list[MessageExt], Calls]:
     calls = Calls(monkeypatch)
+    monkeypatch.setattr(LeaseReader, "report_damage", lambda _, queue, offsets: [state for _ in offsets])
     simple = SimpleEngine(
         SimpleSettings("billing"),
         routes=None,  # type: ignore[arg-type]  # not asked
@@ -78,3 +82,21 @@ def test_after_its_last_attempt_it_is_a_dead_letter_with_the_reason(monkeypatch:
     assert b"two" in record
     assert "compressed body" in how["reason"]
     assert (method, int(part.offsets, 16)) == ("ack_messages", 0b0110)
+
+
+@pytest.mark.parametrize("state", [RepairState.PENDING, RepairState.INTACT])
+def test_a_damaged_message_that_a_replica_may_repair_is_received_again_soon(
+    monkeypatch: pytest.MonkeyPatch, state: RepairState
+) -> None:
+    messages, calls = take(monkeypatch, attempts=1, retry_max_times=2, state=state)
+    assert [message.body for message in messages] == [b"one", b"four"]
+    [(method, (group, [part], invisible_ms, counted), _)] = calls.made
+    assert (method, group, counted) == ("change_invisible", "billing", False)
+    assert int(part.offsets, 16) == 0b0100
+    assert invisible_ms == engine_module.REPAIR_AGAIN_MS
+
+
+def test_a_damaged_message_is_not_received_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "REPAIR_WAIT_S", 0.0)
+    _, calls = take(monkeypatch, attempts=1, retry_max_times=2, state=RepairState.PENDING)
+    assert "change_invisible" not in [method for method, _, _ in calls.made]
