@@ -107,6 +107,7 @@ def cut_off_master(group: LocalReplicas, sender: Sender, count: int) -> None:
         kill_master(group, sender, count)
 
 
+@pytest.mark.timeout(300 + 5 * FAILOVERS)
 def test_each_delayed_message_is_delivered_once_over_changes_of_the_master() -> None:
     dice, faults = random.Random(chaos_seed()), Counter[str]()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:

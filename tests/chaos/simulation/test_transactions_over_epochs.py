@@ -314,6 +314,7 @@ def run(root: Path, seed: int, count: int) -> None:
         group.end()
 
 
+@pytest.mark.timeout(300 + COUNT // 4)
 def test_each_transaction_ends_once_over_changes_of_the_master() -> None:
     first = chaos_seed()
     for number, begun in enumerate(range(0, COUNT, OF_A_GROUP)):

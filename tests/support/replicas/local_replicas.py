@@ -22,7 +22,7 @@ from actors.replica.log_mender import mend_both
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.common.config.store import StoreSettings
-from raymq.common.errors import RaymqError
+from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
@@ -172,7 +172,12 @@ class LocalReplicas:
     def copy(self, name: int, chunk_bytes: int | None = None) -> None:
         """Copy the master's log to the replica `name`, as its Replicator does, until nothing is left to copy."""
         with self._copying[name]:
-            self._copy(name, chunk_bytes or self._chunk_bytes)
+            try:
+                self._copy(name, chunk_bytes or self._chunk_bytes)
+            except InvalidArgumentError:
+                # The replica asked for the log from its flushed end, before its last chunk was flushed.
+                self.replicas[name].any_store.gate.flush_all()
+                self._copy(name, chunk_bytes or self._chunk_bytes)
 
     def _copy(self, name: int, chunk_bytes: int) -> None:
         slave = self.replicas[name]
