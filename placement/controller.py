@@ -87,7 +87,13 @@ class Controller:
         for group, replicas in settings.groups.items():
             self._control(group, replicas)
         self._figures = ControllerMetrics()
-        self._reconciler = Reconciler(settings, self._group_views, self.draining, self.designate)
+        self._reconciler = Reconciler(
+            settings,
+            self._group_views,
+            self.draining,
+            self.designate,
+            lambda group, replica: self.change_replicas(group, None, replica),
+        )
         threading.Thread(target=self._reconciler.run, args=(self._stopping,), name="repair", daemon=True).start()
         report = partial(self._figures.report, status=self.status)
         self._metrics = MetricsThread(settings.metrics, "controller", CONTROLLER, report)
@@ -438,7 +444,8 @@ def _describe_change(control: GroupControl) -> str:
 
 
 def _view(control: GroupControl) -> ReplicaGroupView:
-    record, members = control.record, control.members
+    record = control.record
+    members = None if control.rules.fixed_master is not None or control.learners else control.members
     if record is None:
         return ReplicaGroupView(None, frozenset(), members)
     return ReplicaGroupView(None if control.reason else record.master, record.sync_state_set.members, members)

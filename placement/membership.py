@@ -74,7 +74,7 @@ def begin_change(
     leaving = frozenset() if replace_one is None else frozenset({replace_one})
     spare = sorted(now.replicas - leaving, key=lambda replica: (replica in in_sync, replica == master, -replica))
     leaving |= frozenset(spare[: max(len(spare) - count, 0)])
-    first = max(now.replicas | now.removed) + 1
+    first = now.next_number
     added = frozenset(range(first, first + count - len(now.replicas - leaving)))
     if not added and not leaving:
         return now

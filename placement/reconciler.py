@@ -32,7 +32,8 @@ class Reconciler:
     """Keeps every replica's storage actor running on its node.
 
     `groups` returns each broker group's master and in-sync replicas. `draining` returns the ids of the nodes that are
-    being drained. `designate` makes another replica of a broker group the master.
+    being drained. `designate` makes another replica of a broker group the master. `substitute` starts the replacement
+    of a replica of a broker group by a new replica.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Reconciler:
         groups: Callable[[], Mapping[str, ReplicaGroupView]],
         draining: Callable[[], frozenset[str]],
         designate: Callable[[str, int], None],
+        substitute: Callable[[str, int], None],
     ) -> None:
         self._data_dir, self._node_label = settings.data_dir, settings.node_label
         self._planned = {plan.name: plan for plan in settings.storages}
         self._plans = dict(self._planned)
         """The plan of each replica that the cluster has now."""
-        self._groups, self._draining, self._designate = groups, draining, designate
+        self._groups, self._draining = groups, draining
+        self._designate, self._substitute = designate, substitute
         options = settings.storages[0].replication
         self._repair = Repair(
             list(self._plans),
@@ -95,6 +98,9 @@ class Reconciler:
                 "broker group %s: the master hands over to replica %d, because its node is drained", name, other
             )
             self._designate(name.broker_name, other)
+        if moves.substitute is not None:
+            logger.warning("%s is replaced by a new replica, because its node is drained or lost", moves.substitute)
+            self._substitute(moves.substitute.broker_name, moves.substitute.replica)
         if moves.vacate is not None:
             logger.warning("%s is stopped, because its node is drained", moves.vacate)
             end_actor(str(moves.vacate))

@@ -7,12 +7,14 @@ ended, these rules apply in this order:
 2. If no node has the directory, the replica waits for its directory if it is in the sync-state set or the group has no
    master: it may be the only replica with all acknowledged messages. A master that leads removes a lost member from the
    set within moments.
-3. After `replace_after_s` the replica starts empty on another node (placement.replica_nodes), and copies the master's
-   log.
+3. After `replace_after_s` a new replica on another node (placement.replica_nodes) replaces the replica
+   (placement.membership).
 
-The replicas of a drained node move to other nodes one after another. A replica moves only when all replicas of its
-group are in sync and enough of them remain; a master first gives its role to another replica. No state is stored on
-disk: after a restart the waiting times start again.
+A new replica replaces each replica of a drained node, too, one after another in each broker group. Some groups do not
+change their members, because of fixed roles or learners, and a group makes one change at a time. Then the replica
+itself starts empty on another node. So a replica of a drained node moves only when all replicas of its group are in
+sync and enough of them remain; a master first gives its role to another replica. No state is stored on disk: after a
+restart the waiting times start again.
 """
 
 from __future__ import annotations
@@ -41,6 +43,20 @@ class ReplicaGroupView:
     in_sync: frozenset[int]
     members: ReplicaMembers | None = None
 
+    @property
+    def can_change(self) -> bool:
+        """True if a change of the members can start now."""
+        return self.members is not None and not self.members.is_changing
+
+    def is_leaving(self, replica: int) -> bool:
+        """Return True if the current change removes a replica."""
+        return self.members is not None and replica in self.members.leaving
+
+    def next_name(self, group: str) -> StorageName:
+        """Return the name of the next replica that joins the broker group `group`, whose members can change."""
+        assert self.members is not None
+        return StorageName(group, self.members.next_number)
+
     def is_joining(self, replica: int) -> bool:
         """Return True if a replica was added and has never been in sync, so that it may start without a directory."""
         return self.members is not None and replica in self.members.joining
@@ -51,13 +67,14 @@ class Moves:
     """The moves of replicas to execute now.
 
     `start`: replicas whose actor must start, each with its node. `hand_over`: masters that must stop leading, each with
-    the replica that should lead instead. `vacate`: the replica whose actor must end. `notes`: for each waiting replica,
-    the reason.
+    the replica that should lead instead. `vacate`: the replica whose actor must end. `substitute`: the replica that a
+    new replica must replace. `notes`: for each waiting replica, the reason.
     """
 
     start: Mapping[StorageName, Node] = field(default_factory=dict)
     hand_over: Mapping[StorageName, int] = field(default_factory=dict)
     vacate: StorageName | None = None
+    substitute: StorageName | None = None
     notes: Mapping[StorageName, str] = field(default_factory=dict)
 
 
@@ -89,8 +106,18 @@ class Repair:
                 self._away_since.pop(name, None)
                 continue
             since_s = self._away_since.setdefault(name, now_s)
-            node = self._choose_node(name, nodes, {**present, **{other: node.node_id for other, node in start.items()}})
-            waits = self._waits(name, nodes, groups[name.broker_name], now_s - since_s)
+            group, placed = groups[name.broker_name], {other: node.node_id for other, node in start.items()}
+            placed = {**present, **placed}
+            waits = self._waits(name, nodes, group, now_s - since_s)
+            if not waits and _is_lost(name, nodes) and group.is_leaving(name.replica):
+                notes[name] = "the replica's node is not available, and a new replica replaces the replica"
+                continue
+            if not waits and _is_lost(name, nodes) and group.can_change:
+                node = self._choose_node(group.next_name(name.broker_name), nodes, placed)
+                if isinstance(node, Node):
+                    return Moves(start, substitute=name, notes=notes)
+            else:
+                node = self._choose_node(name, nodes, placed)
             if isinstance(node, Node) and not waits:
                 start[name] = node
             else:
@@ -98,6 +125,23 @@ class Repair:
         if start or notes:
             return Moves(start, notes=notes)
         return self._drain(nodes, present, groups)
+
+    def _substitute(
+        self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str], group: ReplicaGroupView
+    ) -> Moves:
+        """Return the move that lets a new replica replace a replica on a drained node, or the reason to wait."""
+        if group.is_leaving(name.replica):
+            reason = "a new replica replaces the replica, because the replica's node is drained"
+        elif not group.can_change:
+            reason = "the replica's node is drained; the replica leaves after the current change of its broker group"
+        elif group.master is None:
+            reason = "the replica's node is drained; the replica leaves when its broker group has a master"
+        else:
+            node = self._choose_node(group.next_name(name.broker_name), nodes, present)
+            if isinstance(node, Node):
+                return Moves(substitute=name)
+            reason = node
+        return Moves(notes={name: reason})
 
     def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
         """Return the reason why the Controller must not start a storage actor for a replica now; empty if it may start
@@ -114,7 +158,13 @@ class Repair:
 
     def _choose_node(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
         """Return the node on which the replica's actor should start, or the reason why no node is suitable."""
-        siblings = [other for other in present if other.broker_name == name.broker_name and other != name]
+        # Replicas on drained nodes leave these nodes, and no other replica may start there.
+        draining = {node.node_id for node in nodes if node.draining}
+        siblings = [
+            other
+            for other, node_id in present.items()
+            if other.broker_name == name.broker_name and other != name and node_id not in draining
+        ]
         try:
             return choose_nodes([*siblings, name], nodes, spread=self._spread, known=present)[name]
         except ConfigError as error:
@@ -127,6 +177,13 @@ class Repair:
         notes: dict[StorageName, str] = {}
         for name in self.replicas:
             if present[name] not in draining:
+                continue
+            members = groups[name.broker_name].members
+            if members is not None:
+                moves = self._substitute(name, nodes, present, groups[name.broker_name])
+                if moves.substitute is not None:
+                    return Moves(substitute=name, notes={**notes, **moves.notes})
+                notes |= moves.notes
                 continue
             group, node = groups[name.broker_name], self._choose_node(name, nodes, present)
             replicas = {other.replica for other in self.replicas if other.broker_name == name.broker_name}
@@ -148,3 +205,8 @@ class Repair:
             else:
                 return Moves(vacate=name, notes=notes)
         return Moves(notes=notes)
+
+
+def _is_lost(name: StorageName, nodes: Sequence[Node]) -> bool:
+    """Return True if no node that may keep replicas has the directory of a replica."""
+    return not any(store_directory(name) in node.stores and not node.draining for node in nodes)

@@ -96,6 +96,11 @@ class ReplicaMembers:
         """The replicas that the group has after the current change."""
         return self.replicas - self.leaving
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next replica that joins."""
+        return max(self.replicas | self.removed) + 1
+
     def to_plain(self) -> dict[str, Any]:
         """Return the values as JSON types."""
         sets = {name: sorted(getattr(self, name)) for name in _MEMBER_SETS}

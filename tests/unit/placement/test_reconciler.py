@@ -19,6 +19,10 @@ from storage.replication.epochs import ReplicaMembers
 NODES = [Node("n1", "10.0.0.1"), Node("n2", "10.0.0.2")]
 
 
+def ignore(group: str, replica: int) -> None:
+    pass
+
+
 def test_replicas_that_joined_start_and_actors_of_replicas_that_left_end(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ReplicationOptions(replicas=1, enable_controller_mode=True, replace_after_s=300.0)
     plan = make_plan(ClusterSettings(data_dir=Path("/data"), replication=options), NODES)
@@ -32,7 +36,7 @@ def test_replicas_that_joined_start_and_actors_of_replicas_that_left_end(monkeyp
     monkeypatch.setattr(module, "inventory", lambda *_: NODES)
     monkeypatch.setattr(module, "start_storage", started.append)
     monkeypatch.setattr(module, "end_actor", ended.append)
-    reconciler = Reconciler(plan.controller, lambda: {"broker-a": view}, frozenset, lambda group, replica: None)
+    reconciler = Reconciler(plan.controller, lambda: {"broker-a": view}, frozenset, ignore, ignore)
     reconciler.node_ids[StorageName("broker-a", 0)] = "n1"
     reconciler._round()
     assert ended == ["replicator-broker-a-1", "storage-broker-a-1"]

@@ -3,9 +3,12 @@ leave a drained node."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from placement.repair import Moves, Repair, ReplicaGroupView
 from placement.replica_nodes import Node
 from raymq.common.names import StorageName
+from storage.replication.epochs import ReplicaMembers
 
 A0, A1, A2 = (StorageName("broker-a", replica) for replica in range(3))
 LED = {"broker-a": ReplicaGroupView(0, frozenset({0, 1}))}
@@ -120,3 +123,49 @@ def test_while_a_replica_is_missing_no_node_is_emptied():
         [*drained(1), SPARE][1:], without(A0), {"broker-a": ReplicaGroupView(1, frozenset({1, 2}))}, 0.0
     )
     assert (moves.vacate, moves.hand_over) == (None, {})
+
+
+def changing(in_sync: set[int], **members: frozenset[int]) -> dict[str, ReplicaGroupView]:
+    now = ReplicaMembers(1, frozenset({0, 1, 2}), **members)
+    return {"broker-a": ReplicaGroupView(0, frozenset(in_sync), now)}
+
+
+def test_a_new_replica_replaces_a_replica_whose_node_is_lost():
+    one, nodes = repair(), [*NODES[:2], SPARE]
+    assert one.decide(nodes, without(A2), changing({0, 1}), 100.0).substitute is None
+    moves = one.decide(nodes, without(A2), changing({0, 1}), 160.0)
+    assert (moves.substitute, moves.start) == (A2, {})
+    leaving = changing({0, 1}, leaving=frozenset({2}))
+    moves = one.decide(nodes, without(A2), leaving, 170.0)
+    assert (moves.substitute, moves.start) == (None, {}), "it is replaced already"
+    back = Node("n9", "10.0.0.2", {"broker-a-2": 100})
+    assert one.decide([*nodes, back], without(A2), leaving, 180.0).start == {A2: back}
+
+
+def test_a_lost_replica_that_the_current_change_needs_starts_on_another_node():
+    one, nodes = repair(), [*NODES[:2], SPARE]
+    current = changing({0, 1}, leaving=frozenset({1}), added=frozenset({2}))
+    one.decide(nodes, without(A2), current, 100.0)
+    assert one.decide(nodes, without(A2), current, 160.0).start == {A2: SPARE}
+
+
+def test_a_joining_replica_starts_at_once():
+    joining = changing({0, 1}, joining=frozenset({2}))
+    assert repair().decide([*NODES[:2], SPARE], without(A2), joining, 0.0).start == {A2: SPARE}
+
+
+def test_new_replicas_replace_the_replicas_of_a_drained_node():
+    for index, name in enumerate((A0, A1, A2)):
+        moves = repair().decide([*drained(index), SPARE], EVERYWHERE, changing({0, 1, 2}), 0.0)
+        assert (moves.substitute, moves.vacate, moves.hand_over) == (name, None, {})
+
+
+def test_a_drained_node_waits_for_a_place_a_master_and_the_end_of_another_change():
+    moves = repair().decide(drained(2), EVERYWHERE, changing({0, 1, 2}), 0.0)
+    assert moves.substitute is None
+    assert "different nodes" in moves.notes[A2]
+    busy = changing({0, 1, 2}, leaving=frozenset({1}))
+    assert "after the current change" in repair().decide([*drained(2), SPARE], EVERYWHERE, busy, 0.0).notes[A2]
+    assert "a new replica replaces" in repair().decide([*drained(1), SPARE], EVERYWHERE, busy, 0.0).notes[A1]
+    none = {"broker-a": replace(changing({0})["broker-a"], master=None)}
+    assert "has a master" in repair().decide([*drained(2), SPARE], EVERYWHERE, none, 0.0).notes[A2]

@@ -132,7 +132,7 @@ def status(address: str | None, progress: ProgressCallback) -> CommandResult:
 def drain(address: str | None, progress: ProgressCallback, node: str, undo: bool) -> CommandResult:
     """Move every replica off a node, before the node is removed. NODE is its address, or the beginning of its id.
 
-    The replicas begin anew on other nodes and copy from their masters. A master hands over its role first. Exit code 1
+    New replicas on other nodes copy the logs, and then replace them. A master hands over its role first. Exit code 1
     if replicas are left after four minutes: the cluster continues to move them. Example: raymq drain 10.0.0.7
     """
     from raymq.client.cluster.local_server import drain as empty
