@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +55,7 @@ def cluster_status() -> ClusterStatus:
     report = {
         "actors": names,
         **{key: found[key] for key in _REPORT_KEYS},
-        "stopped_stores": _stopped_stores(found["stores"]),
+        "stopped_stores": _stopped_stores(found["stores"], _removed_stores(found["replication"])),
         "refused": [name for kind in _KEYS for name in names if _kind(name) == kind and name in refused],
     }
     problems = problems_of(ClusterStatus.of(report))
@@ -68,8 +68,19 @@ def _kind(name: str) -> str:
     return "".join(name.partition("-")[:2])
 
 
-def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the stores on disk whose storage actors do not run, each with its broker group and its directory.
+def _removed_stores(controllers: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the names of the store directories whose replicas have left their broker groups (placement.membership)."""
+    return {
+        f"{group['broker']}-{replica}"
+        for controller in controllers
+        for group in controller["groups"]
+        for replica in group.get("members", {}).get("removed", ())
+    }
+
+
+def _stopped_stores(stores: Sequence[dict[str, Any]], removed: Collection[str]) -> list[dict[str, Any]]:
+    """Return the stores on disk whose storage actors do not run, each with its broker group and its directory. Stores
+    in `removed` are omitted: they are not needed any more.
 
     Each running store reports the other stores in its data directory. So stores on a node without any running store are
     not found.
@@ -79,7 +90,7 @@ def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         str(Path(store["root"]).parent / name): name
         for store in stores
         for name in store.get("beside", ())
-        if name not in run and STORE_NAME.fullmatch(name)
+        if name not in run and name not in removed and STORE_NAME.fullmatch(name)
     }
     return [
         {"store": name, "broker": name.rpartition("-")[0], "directory": directory}

@@ -43,6 +43,17 @@ def test_stores_on_disk_that_do_not_run_are_named(answers: dict[str, Any]) -> No
     assert cluster_status().stopped_stores == ()
 
 
+def test_the_store_of_a_replica_that_has_left_its_group_is_not_missing(
+    answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.ray, "nodes", list)
+    members = {"version": 3, "replicas": [0], "joining": [], "leaving": [], "added": [], "removed": [1]}
+    group = {"broker": "broker-a", "master": 0, "in_sync": [0], "replicas": [], "members": members, "change": ""}
+    answers["controller"] = {"error": "", "groups": [group]}
+    answers["storage-broker-a-0"] = {**STORE, "beside": ["broker-a-0", "broker-a-1", "broker-a-2"]}
+    assert [one.store for one in cluster_status().stopped_stores] == ["broker-a-2"]
+
+
 def test_a_server_that_does_not_answer_has_its_error_and_one_that_refuses_is_named_once(
     answers: dict[str, Any],
 ) -> None:
