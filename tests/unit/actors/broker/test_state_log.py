@@ -467,6 +467,20 @@ def test_a_copy_that_missed_the_last_snapshots_gets_them_without_another_change(
     assert scene.reloaded(scene.second) == {"a"}
 
 
+def test_a_new_copy_gets_the_snapshot_without_another_change(scene: Scene) -> None:
+    scene.make_group("a")
+    for _ in range(2):
+        scene.log.snapshot()
+    scene.second.files.clear()
+    scene.log.change_copies([scene.second])
+    for _ in range(2):
+        scene.log.snapshot()
+    assert scene.reloaded(scene.second) == {"a"}
+    writes = scene.second.asked.count("write_config")
+    scene.log.snapshot()
+    assert scene.second.asked.count("write_config") == writes
+
+
 def test_a_restarted_broker_still_frees_records_in_its_snapshots(scene: Scene) -> None:
     scene.make_group("a")
     scene.log.snapshot()

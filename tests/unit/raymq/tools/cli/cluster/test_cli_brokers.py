@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raymq.common.protocol.status import ReplicaGroupReport, ReplicaReport
 from raymq.common.protocol.store import Hole, ScrubStatus, StoreVerification
 
 
@@ -17,6 +18,8 @@ class Brokers:
         self.writable: dict[str, bool] = {}
         self.found: dict[str, StoreVerification] = {}
         self.asked: list[tuple[str, Any]] = []
+        self.orders: list[tuple[Any, ...]] = []
+        self.change = ""
 
     def verification(self, broker: str | None = None) -> dict[str, StoreVerification]:
         self.asked.append(("verification", broker))
@@ -32,6 +35,20 @@ class Brokers:
 
     def set_broker_writable(self, broker: str, writable: bool) -> None:
         self.writable[broker] = writable
+
+    def change_replicas(self, broker: str, count: int | None, *, replace: int | None) -> None:
+        self.orders.append((broker, count, replace))
+
+    def cancel_replica_change(self, broker: str) -> None:
+        self.orders.append((broker, "cancel"))
+
+    def replicas(self, broker: str) -> ReplicaGroupReport:
+        both = tuple(ReplicaReport(replica, "SLAVE" if replica else "MASTER") for replica in (0, 3))
+        return ReplicaGroupReport(broker, 0, 7, (0,), change=self.change, replicas=both)
+
+    def wait_for_replicas(self, broker: str, progress: Any) -> ReplicaGroupReport:
+        progress("replica 3 copies the log")
+        return self.replicas(broker)
 
 
 @pytest.fixture
@@ -95,3 +112,37 @@ def test_a_verification_that_is_not_complete_in_time_fails_the_command(run: Any,
     admin.found = {"storage-broker-a-0": StoreVerification(HALF, (), "broker-a")}
     assert "50 %" in run("store", "verify", "--now", "--timeout", "1", code=1).output
     assert run("store", "verify").exit_code == 0
+
+
+def test_replicas_are_shown_changed_replaced_and_left_as_they_were(run: Any, admin: Brokers) -> None:
+    assert "broker-a has the replicas 0, 3" in run("broker", "replicas", "broker-a").output
+    assert admin.orders == []
+    for arguments in (["3"], ["--replace", "1"], ["3", "--replace", "1"], ["--cancel"]):
+        run("broker", "replicas", "broker-a", *arguments)
+    assert admin.orders == [
+        ("broker-a", 3, None),
+        ("broker-a", None, 1),
+        ("broker-a", 3, 1),
+        ("broker-a", "cancel"),
+    ]
+
+
+def test_a_change_that_has_not_ended_is_shown_and_fails_unless_nobody_waits(run: Any, admin: Brokers) -> None:
+    admin.change = "replica 3 joins: replica 3 does not answer yet"
+    waited = run("broker", "replicas", "broker-a", "2", "--json", code=1)
+    assert json.loads(waited.output)["change"] == admin.change
+    assert json.loads(waited.output)["replicas"][1] == {
+        "replica": 3,
+        "role": "SLAVE",
+        "in_sync": False,
+        "lag_bytes": None,
+        "state": "",
+    }
+    for arguments in ([], ["2", "--no-wait"]):
+        assert admin.change in run("broker", "replicas", "broker-a", *arguments).output
+
+
+def test_a_cancelled_change_takes_no_other_order(run: Any, admin: Brokers) -> None:
+    run("broker", "replicas", "broker-a", "3", "--cancel", code=2)
+    run("broker", "replicas", "broker-a", "10", code=2)
+    assert admin.orders == []
