@@ -19,7 +19,8 @@ A store directory
     fatal                                 the stack of a process that ended by a fatal error, such as SIGBUS
     abort                                 exists while the store is open; if it exists at open, the store had crashed
     lock                                  locked for as long as the store is open
-    config/*.json                         the broker's own files (topics, offsets …), with a .bak of each
+    config/*.json                         the broker's own files (topics, offsets …), with a second copy of each, .bak
+    *.damaged-1                           a copy of a small file that was damaged (two_copies.py)
     config/delayOffset.json               the progress in delivering delayed messages (also timerOffset.json and
                                           confirmedDeliveries.json)
 

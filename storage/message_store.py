@@ -25,6 +25,7 @@ from storage.checkpoint_service import CheckpointService
 from storage.compaction.compaction_service import CompactionService
 from storage.files import disk
 from storage.files.age_marks import AgeMarks, Elapsed, machine_elapsed
+from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import NoRoomError
 from storage.files.lock import DirectoryLock
 from storage.hooks.store_hooks import CarryOutFetches, HookedFetches, HookedWrite, StoreHooks, open_hooks
@@ -336,6 +337,11 @@ class MessageStore:
         be read."""
         self.gate.require_readable()
         return self._queries
+
+    @property
+    def config(self) -> ConfigFiles:
+        """The files in `config/`. Their damage is in the store's status."""
+        return self._parts.config
 
     def read_config(self, name: str) -> str | None:
         """Return the text of config file `name`; None if it does not exist (ConfigFiles.read)."""

@@ -26,6 +26,7 @@ from storage.dispatch.delivery_progress import DELIVERY_FILES
 from storage.files import disk
 from storage.index.mended_keys import MENDED_KEYS_FILE
 from storage.log.holes import HOLES_FILE
+from storage.recovery.snapshot import SNAPSHOT_FILE
 from storage.replication.epochs import (
     EpochHistory,
     LogChunk,
@@ -148,11 +149,11 @@ class FollowerSide(GroupReplica):
         root = self._settings.store_path_root_dir
         for directory in (*self._settings.commit_log_directories, *(root / name for name in _REFILLED)):
             disk.remove_tree(directory)
-        for name in ("dedup", "checkpoint", HOLES_FILE, MENDED_KEYS_FILE):
-            disk.unlink(root / name)
-        for name in DELIVERY_FILES:
-            disk.unlink(root / "config" / name)
-            disk.unlink(root / "config" / f"{name}.bak")
+        names = [*(f"config/{name}" for name in DELIVERY_FILES), SNAPSHOT_FILE, HOLES_FILE, MENDED_KEYS_FILE]
+        for name in names:
+            for path in (root / f"{name}.bak", root / name):
+                disk.unlink(path)
+        disk.unlink(root / "checkpoint")
         self._epochs.truncate_from(0)
 
     def _reopen(self, change: Callable[[], None]) -> None:

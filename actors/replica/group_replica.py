@@ -31,7 +31,6 @@ from raymq.common.errors import (
     StoreNotWritableError,
 )
 from raymq.common.names import StorageName
-from storage.files.config_files import ConfigFiles
 from storage.files.disk_usage import is_want_of_space
 from storage.message_store import MessageStore
 from storage.replication.epoch_file import ConfirmFile, EpochFile
@@ -82,9 +81,10 @@ class GroupReplica(SoleReplica):
         self._sync: MasterSyncState | None = None
         super().__init__(self._open())
         try:
-            self._epochs = EpochFile(settings.store_path_root_dir)
-            self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
-            self._confirm_file = ConfirmFile(settings.store_path_root_dir)
+            config = self._store.config
+            self._epochs = EpochFile(settings.store_path_root_dir, config)
+            self._files = ReplicaFiles(config)
+            self._confirm_file = ConfirmFile(settings.store_path_root_dir, config.damage)
         except BaseException:
             # close the store after an error: if it stayed open, no process could open its directory again
             self._store.close()

@@ -413,7 +413,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def write_config(self, name: str, text: str) -> None:
-        """Replace a file in `config/`, and keep the previous version as `.bak`."""
+        """Replace a file in `config/`, and its second copy (ConfigFiles.write)."""
         replica = self._open()
         replica.any_store.write_config(name, text)
         if name == TOPICS_FILE and replica.has_followers:

@@ -1,8 +1,9 @@
 """The checksums of index files. They detect a file that the disk has damaged, which is then rebuilt from the log.
 
 On disk
-    index.sums      1a2b3c4d                                    the CRC-32 of the following lines
+    index.sums      1a2b3c4d                                    the CRC-32 of the rest
                     {"20261120180926228": [next entry, crc]}    for each file, when it was last flushed and closed
+    index.sums.bak  the same (storage/files/two_copies.py)
 
 The two values of an index file are its number of the next entry and its checksum, at the time of its last flush. The
 checksum covers the header, the slots and the used entries. If a file took more entries before a crash than its checksum
@@ -15,9 +16,10 @@ import json
 from pathlib import Path
 from typing import Final
 
+from raymq.common.errors import StoreCorruptError
 from raymq.records.format.crc import crc32
-from storage.files import disk
 from storage.files.damage import DamageNotes
+from storage.files.two_copies import CHECKSUM_LINE, TwoCopies
 from storage.index.index_file import IndexHeader, IndexShape
 
 SUMS_FILE: Final = "index.sums"
@@ -31,19 +33,14 @@ class IndexSums:
 
     def __init__(self, root: Path, shape: IndexShape, damage: DamageNotes) -> None:
         """Read the file index.sums of the store in `root`, if it exists."""
-        self._path, self._shape, self._damage = root / SUMS_FILE, shape, damage
+        self._shape, self._damage = shape, damage
+        self._copies = TwoCopies(root / SUMS_FILE, CHECKSUM_LINE, damage)
         self._sums: dict[str, tuple[int, int]] = {}
         try:
-            crc, _, text = self._path.read_bytes().partition(b"\n")
-            if crc != b"%08x" % crc32(text):
-                raise ValueError("the file does not match its checksum")
+            text = self._copies.read() or b"{}"
             self._sums = {str(name): (int(entries), int(found)) for name, (entries, found) in json.loads(text).items()}
-        except FileNotFoundError:
-            pass
-        except (AttributeError, TypeError, ValueError) as error:
-            damage.note(
-                f"file {self._path} is damaged ({error}): the index files are not compared with their checksums"
-            )
+        except (AttributeError, StoreCorruptError, TypeError, ValueError) as error:
+            damage.note(f"the index files are not compared with their checksums: {error}")
 
     def write_down(self, path: Path, header: IndexHeader, data: memoryview, files: list[Path]) -> None:
         """Store the checksum of a flushed index file, and drop the checksums of files that are not in `files`. Raises
@@ -51,8 +48,7 @@ class IndexSums:
         names = {file.name for file in files}
         self._sums = {name: found for name, found in self._sums.items() if name in names}
         self._sums[path.name] = header.next_entry, self._crc(header.next_entry, data)
-        text = json.dumps(self._sums).encode()
-        disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+        self._copies.write(json.dumps(self._sums).encode())
 
     def is_damaged(self, path: Path, header: IndexHeader, data: memoryview, *, may_have_grown: bool) -> bool:
         """True if the disk has changed an index file since its checksum was stored. The damage is then recorded.

@@ -1,8 +1,9 @@
 """The keys of records that were damaged when the index thread first read them, and were repaired later.
 
 On disk
-    index.mended    1a2b3c4d                                    the CRC-32 of the next line
+    index.mended    1a2b3c4d                                    the CRC-32 of the rest
                     [[key hash, physical offset, store time in ms], …]
+    index.mended.bak    the same (storage/files/two_copies.py)
 
 An index file takes entries in log order, so the keys of an older record cannot be added to the newest file. The table
 is small, because only records that were damaged enter it. A search reads this table and the index files. RocketMQ
@@ -16,9 +17,9 @@ import logging
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from raymq.records.format.crc import crc32
-from storage.files import disk
+from raymq.common.errors import StoreCorruptError
 from storage.files.damage import DamageNotes
+from storage.files.two_copies import CHECKSUM_LINE, TwoCopies
 
 MENDED_KEYS_FILE: Final = "index.mended"
 MENDED_KEYS_MAX: Final = 100_000
@@ -47,19 +48,14 @@ class MendedKeys:
 
         The log reaches from `min_offset` to `end_offset`. If the file cannot be read, this is recorded in `damage`.
         """
-        self._path = root / MENDED_KEYS_FILE
+        self._copies = TwoCopies(root / MENDED_KEYS_FILE, CHECKSUM_LINE, damage)
         self._keys: tuple[MendedKey, ...] = ()
         """The index keys of all repaired records. The keys of the newest records come first."""
         try:
-            crc, _, text = self._path.read_bytes().partition(b"\n")
-            if crc != b"%08x" % crc32(text):
-                raise ValueError("the file does not match its checksum")
-            keys = [MendedKey(*map(int, row)) for row in json.loads(text)]
+            keys = [MendedKey(*map(int, row)) for row in json.loads(self._copies.read() or b"[]")]
             self._keys = tuple(key for key in keys if min_offset <= key.physical_offset < end_offset)
-        except FileNotFoundError:
-            pass
-        except (TypeError, ValueError) as error:
-            damage.note(f"file {self._path} is damaged ({error}): queries by key do not find some repaired records")
+        except (StoreCorruptError, TypeError, ValueError) as error:
+            damage.note(f"queries by key do not find some repaired records: {error}")
 
     def add(self, keys: list[MendedKey]) -> None:
         """Add index keys of records that were repaired with another replica's bytes. On return the keys are on disk.
@@ -67,11 +63,12 @@ class MendedKeys:
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
             logger.error(
-                "file %s is full: %d keys of repaired records are dropped", self._path, len(merged) - MENDED_KEYS_MAX
+                "file %s is full: %d keys of repaired records are dropped",
+                self._copies.path,
+                len(merged) - MENDED_KEYS_MAX,
             )
             del merged[MENDED_KEYS_MAX:]
-        text = json.dumps(merged).encode()
-        disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+        self._copies.write(json.dumps(merged).encode())
         self._keys = tuple(merged)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:

@@ -2,13 +2,14 @@
 lists them in a file.
 
 On disk
-    holes       1a2b3c4d                            the CRC-32 of the next line
+    holes       1a2b3c4d                            the CRC-32 of the rest
                 [[offset, size, reason], …]         ascending; no two touch in one file
+    holes.bak   the same (storage/files/two_copies.py)
 
-The file is missing while the log has no hole. Recovery finds the holes of the part of the log that it scans, and takes
-earlier holes from this file. A hole is removed from the table when intact bytes replace it, or when retention deletes
-its log file. If a master has a hole that no replica can repair, its slaves copy the damaged bytes and record the same
-hole (chunk_appender.py).
+Both files are missing while the log has no hole. Recovery finds the holes of the part of the log that it scans, and
+takes earlier holes from this file. A hole is removed from the table when intact bytes replace it, or when retention
+deletes its log file. If a master has a hole that no replica can repair, its slaves copy the damaged bytes and record
+the same hole (chunk_appender.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from raymq.common.errors import StoreCorruptError
 from raymq.common.protocol.store import Hole
 from raymq.records.format.check import check_record
-from raymq.records.format.crc import body_crc, crc32, seal_holds
+from raymq.records.format.crc import body_crc, seal_holds
 from raymq.records.format.layout import (
     BLANK_LENGTH,
     MAGIC_V1,
@@ -32,8 +34,8 @@ from raymq.records.format.layout import (
     find_sections,
     read_header,
 )
-from storage.files import disk
 from storage.files.damage import DamageNotes
+from storage.files.two_copies import CHECKSUM_LINE, TwoCopies
 
 HOLES_FILE: Final = "holes"
 PLACE_REASON: Final = "the place of a record in its queue is damaged"
@@ -48,7 +50,7 @@ class HoleTable:
     def __init__(self, root: Path, damage: DamageNotes) -> None:
         """Read the file `holes`, if it exists. If the file is damaged, that is recorded in `damage`. Raises OSError if
         the disk failed."""
-        self._path = root / HOLES_FILE
+        self._copies = TwoCopies(root / HOLES_FILE, CHECKSUM_LINE, damage)
         self.holes: tuple[Hole, ...] = ()
         """All holes (damaged ranges) of the log, ascending by physical offset."""
         self.mended_bytes = self.mended_holes = 0
@@ -58,17 +60,10 @@ class HoleTable:
         """Two counters since the store was opened: the holes (damaged ranges) that were found while the store runs, and
         their bytes. Holes that recovery has found are not included."""
         try:
-            crc, _, text = self._path.read_bytes().partition(b"\n")
-            if crc != b"%08x" % crc32(text):
-                raise ValueError("the file does not match its checksum")
+            text = self._copies.read() or b"[]"
             self.holes = tuple(Hole(int(offset), int(size), str(reason)) for offset, size, reason in json.loads(text))
-        except FileNotFoundError:
-            pass
-        except (TypeError, ValueError) as error:
-            damage.note(
-                f"file {self._path} is damaged ({error}): damaged ranges of the log that the file listed are found "
-                "again when they are read"
-            )
+        except (StoreCorruptError, TypeError, ValueError) as error:
+            damage.note(f"damaged ranges of the log that the file listed are found again when they are read: {error}")
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
         """Replace all holes (damaged ranges) in the table by `holes`. Holes that touch within one log file of
@@ -83,14 +78,12 @@ class HoleTable:
                 merged[-1] = Hole(last.offset, last.size + hole.size, last.reason)
             else:
                 merged.append(hole)
-        if tuple(merged) == self.holes and self._path.exists() == bool(merged):
+        if tuple(merged) == self.holes and self._copies.path.exists() == bool(merged):
             return
         if merged:
-            text = json.dumps([[hole.offset, hole.size, hole.reason] for hole in merged]).encode()
-            disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
+            self._copies.write(json.dumps([[hole.offset, hole.size, hole.reason] for hole in merged]).encode())
         else:
-            disk.unlink(self._path)
-            disk.sync_directory(self._path.parent)
+            self._copies.remove()
         self.holes = tuple(merged)
 
     def add(self, holes: Sequence[Hole], file_size: int) -> None:

@@ -6,6 +6,7 @@ On disk
                     {"end": 1234, "last": 1000, "tail": 0, "tail_crc": 99,
                      "queues": [[topic, queue, next offset]], "producers": [[id, topic, queue, epoch, runs]],
                      "transactions": {"open": [], "ended": [], "ops": []}}
+    dedup.bak       the previous snapshot, which recovery uses if `dedup` is damaged
 
 `end` is a physical offset up to which the log, the queues and this table are consistent and on disk. The record that
 ends at `end` starts at `last`. The log's bytes from `tail` to `end` have the CRC-32 `tail_crc`. `queues` contains the
@@ -28,6 +29,7 @@ from storage.dispatch.dedup import ProducerRow
 from storage.dispatch.half_messages import HalfMessages
 from storage.files import disk
 from storage.files.damage import DamageNotes
+from storage.files.two_copies import keep_damaged
 
 SNAPSHOT_FILE: Final = "dedup"
 TAIL_BYTES: Final = 4 << 20
@@ -80,20 +82,46 @@ def take_snapshot(
 
 
 def read_snapshot(path: Path, damage: DamageNotes) -> Snapshot | None:
-    """Read the snapshot at `path`. Returns None if the file does not exist or is unusable; an unusable file is recorded
-    as damage."""
+    """Read the snapshot at `path`, or the previous snapshot if the file is damaged. Returns None if the file is missing
+    or neither can be used. A damaged file is recorded; no file is changed."""
+    for file in (path, previous_snapshot(path)):
+        try:
+            text = _checked_text(file)
+            return None if text is None else _parse(text)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            damage.note(f"file {file} is damaged ({error}) and is ignored: recovery reads more of the log")
+    return None
+
+
+def previous_snapshot(path: Path) -> Path:
+    """Return the path of the snapshot that was replaced by the snapshot at `path`."""
+    return path.with_name(f"{path.name}.bak")
+
+
+def drop_snapshots(path: Path, after: int, damage: DamageNotes) -> None:
+    """Remove the snapshots of the log beyond the physical offset `after`, because the log is cut there. Removes the
+    snapshot at `path` and the previous one only if they reach beyond the offset. On return the removal is on disk."""
+    for file in (previous_snapshot(path), path):
+        try:
+            text = _checked_text(file)
+            if text is None or _parse(text).end <= after:
+                continue
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            damage.note(f"file {file} is damaged ({error}) and is ignored")
+            continue
+        disk.unlink(file)
+    disk.sync_directory(path.parent)
+
+
+def _checked_text(path: Path) -> bytes | None:
+    """Return the text of a snapshot file; None if the file does not exist. Raises ValueError if it is damaged."""
     try:
         crc, _, text = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
     if crc != b"%08x" % crc32(text):
-        damage.note(f"file {path} is damaged and is ignored: recovery reads its content from the log")
-        return None
-    try:
-        return _parse(text)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        damage.note(f"file {path} has another format and is ignored: recovery reads its content from the log")
-        return None
+        raise ValueError("it does not match its checksum")
+    return text
 
 
 def _parse(text: bytes) -> Snapshot:
@@ -106,7 +134,13 @@ def _parse(text: bytes) -> Snapshot:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Replace the snapshot file at `path`; on return the new file is on disk."""
+    """Replace the snapshot file at `path`, and keep the previous snapshot as `.bak`. On return the new file is on disk.
+    A damaged file is kept under another name."""
+    try:
+        if _checked_text(path) is not None:
+            disk.rename(path, previous_snapshot(path))
+    except ValueError:
+        keep_damaged(path)
     values = {name: getattr(snapshot, name) for name in _NAMES}
     text = json.dumps(values, separators=(",", ":")).encode()
     disk.replace_file(path, b"%08x\n" % crc32(text) + text)

@@ -36,7 +36,7 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_walk import resume_behind
 from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
-from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
+from storage.recovery.snapshot import SNAPSHOT_FILE, drop_snapshots
 from storage.replication.chunk_appender import ChunkAppender, leading_records
 from storage.replication.hole_appender import HoleAppender
 from storage.running_flags import AGAINST_REPLICATED_STATE, AGAINST_REPLICATION
@@ -288,10 +288,7 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             # Remove the recorded holes (damaged ranges) after `physical_offset`, before the log is cut there. New
             # records will be stored in that range, and no recorded hole may cover them.
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
-            snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
-            if snapshot is not None and snapshot.end > physical_offset:
-                disk.unlink(root / SNAPSHOT_FILE)
-                disk.sync_directory(root)
+            drop_snapshots(root / SNAPSHOT_FILE, physical_offset, damage)
             cut_bytes = log.open_for_append(physical_offset)
             for start in log.starts[-1:]:
                 disk.flush_path(log.path(start))

@@ -85,7 +85,8 @@ def test_a_replica_that_lost_its_logs_end_reports_it_and_recovers_the_end(make):
 def elect_alone(group: LocalReplicas, name: int) -> None:
     """Elect a replica that has lost the end of its log and its confirm offset. The other replicas count as absent for a
     long time."""
-    (group.directory(name) / CONFIRM_FILE).unlink()
+    for copy in (CONFIRM_FILE, f"{CONFIRM_FILE}.bak"):
+        (group.directory(name) / copy).unlink()
     group.open(name)
     group.control_state._due_since_s = -group.control_state.rules.grace_s
     group.control_state._lease_until_s = 0.0

@@ -91,12 +91,13 @@ def cut_power(group: LocalReplicas, disk: Disk) -> None:
     """Simulate a power failure of the master: end its process, and truncate its log to the flushed part."""
     end = group.replicas[MASTER].account().end_offset
     settings = group.settings(MASTER)
-    confirm_file = group.directory(MASTER) / CONFIRM_FILE
-    floor = confirm_file.read_bytes()
+    copies = [group.directory(MASTER) / name for name in (CONFIRM_FILE, f"{CONFIRM_FILE}.bak")]
+    floor = copies[0].read_bytes()
     disk.works.set()
     group.close(MASTER)
     truncate_log(settings, end)
-    confirm_file.write_bytes(floor)
+    for copy in copies:
+        copy.write_bytes(floor)
 
 
 def elect(group: LocalReplicas, away: int | None = None) -> None:

@@ -30,10 +30,10 @@ def fill(store: MessageStore, end_offset: int) -> None:
 
 
 def lose_snapshot(root: Path) -> None:
-    path = root / "dedup"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    for path in root.glob("dedup*"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
 
 
 def test_repeats_of_the_last_two_files_are_recognised_and_older_ones_may_be_stored_again(tmp_path):

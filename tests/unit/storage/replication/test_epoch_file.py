@@ -6,10 +6,13 @@ from __future__ import annotations
 import pytest
 
 from raymq.common.errors import InvalidArgumentError, StoreCorruptError
+from storage.files.config_files import ConfigFiles
+from storage.files.damage import DamageNotes
 from storage.replication.epoch_file import (
     CONFIRM_FILE,
     CONFIRM_SLOT_BYTES,
     EPOCH_FILE,
+    EPOCHS_FILE,
     ConfirmFile,
     EpochFile,
     decode_epochs,
@@ -27,28 +30,74 @@ def test_fact_25_the_epoch_file():
     assert decode_epochs(b"1\n0\n7-5\n") == [(7, 5)]
 
 
-def test_epochs_are_kept_with_the_text_before_as_bak(tmp_path):
+COPIES = (EPOCH_FILE, f"{EPOCH_FILE}.bak", f"config/{EPOCHS_FILE}", f"config/{EPOCHS_FILE}.bak")
+
+
+def test_epochs_are_kept_in_every_copy(tmp_path):
     file = EpochFile(tmp_path)
     assert file.entries == ()
     file.begin_epoch(1, 0)
     file.begin_epoch(2, GIB)
-    assert (tmp_path / EPOCH_FILE).read_bytes() == b"2\n1895893516\n1-0\n2-1073741824\n"
-    assert (tmp_path / f"{EPOCH_FILE}.bak").read_bytes() == b"1\n1725254278\n1-0\n"
+    for name in COPIES[:2]:
+        assert (tmp_path / name).read_bytes() == b"2\n1895893516\n1-0\n2-1073741824\n"
+    assert ConfigFiles(tmp_path).read(EPOCHS_FILE) == '{"epochs": [[1, 0], [2, 1073741824]]}'
     assert EpochFile(tmp_path).entries == ((1, 0), (2, GIB))
 
 
+def test_a_store_of_an_earlier_version_has_the_previous_text_as_bak(tmp_path):
+    (tmp_path / EPOCH_FILE).write_bytes(encode_epochs([EpochEntry(1, 0), EpochEntry(2, 5)]))
+    (tmp_path / f"{EPOCH_FILE}.bak").write_bytes(encode_epochs([EpochEntry(1, 0)]))
+    config = ConfigFiles(tmp_path)
+    assert EpochFile(tmp_path, config).entries == ((1, 0), (2, 5))
+    assert config.damage.texts == ()
+    # An earlier version opens the store again, and begins an epoch.
+    (tmp_path / EPOCH_FILE).write_bytes(encode_epochs([EpochEntry(1, 0), EpochEntry(2, 5), EpochEntry(4, 9)]))
+    assert EpochFile(tmp_path).entries == ((1, 0), (2, 5), (4, 9))
+
+
 @pytest.mark.parametrize(
-    "damage", ["", "x", "3\n1725254278\n1-0\n", "1\n1\n1-0\n", "1\n1725254278\n1-1\n", "2\n0\n2-5\n1-9\n"]
+    "damage", ["", "x", "3\n1725254278\n1-0\n", "1\n1\n1-0\n", "1\n1725254278\n1-1\n", "2\n0\n2-5\n1-9\n", None]
 )
-def test_a_damaged_file_gives_way_to_its_bak_and_two_are_an_error(tmp_path, damage):
+@pytest.mark.parametrize("name", COPIES)
+def test_a_damaged_copy_loses_no_epoch_and_is_written_again(tmp_path, name, damage):
     file = EpochFile(tmp_path)
     file.begin_epoch(1, 0)
     file.begin_epoch(2, 5)
-    (tmp_path / EPOCH_FILE).write_text(damage)
-    assert EpochFile(tmp_path).entries == ((1, 0),)
-    (tmp_path / f"{EPOCH_FILE}.bak").write_text(damage)
-    with pytest.raises(StoreCorruptError, match="damaged"):
+    good = (tmp_path / name).read_bytes()
+    if damage is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(damage)
+    config = ConfigFiles(tmp_path)
+    assert EpochFile(tmp_path, config).entries == ((1, 0), (2, 5))
+    assert len(config.damage.texts) == 1
+    assert EpochFile(tmp_path).entries == ((1, 0), (2, 5))
+    if name in COPIES[:2]:
+        assert (tmp_path / name).read_bytes() == good
+    kept = [path.read_text() for path in tmp_path.rglob("*.damaged-1")]
+    assert kept == ([] if damage is None else [damage])
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_an_older_version_of_a_copy_loses_no_epoch(tmp_path, name):
+    file = EpochFile(tmp_path)
+    file.begin_epoch(1, 0)
+    older = (tmp_path / name).read_bytes()
+    for epoch in (2, 3):
+        file.begin_epoch(epoch, 5 * epoch)
+    (tmp_path / name).write_bytes(older)
+    config = ConfigFiles(tmp_path)
+    assert EpochFile(tmp_path, config).entries == ((1, 0), (2, 10), (3, 15))
+    assert len(config.damage.texts) == 1
+
+
+def test_damage_to_all_copies_is_an_error_that_changes_nothing(tmp_path):
+    EpochFile(tmp_path).begin_epoch(1, 0)
+    for name in COPIES:
+        (tmp_path / name).write_text("{")
+    with pytest.raises(StoreCorruptError, match=r"no intact copy .* Restore one"):
         EpochFile(tmp_path)
+    assert [(tmp_path / name).read_text() for name in COPIES] == ["{"] * 4
 
 
 @pytest.mark.parametrize("entry", [(2, 200), (1, 200), (3, 100), (3, 50)])
@@ -100,16 +149,28 @@ def test_a_confirm_offset_is_read_back_and_only_rises(tmp_path):
     assert (tmp_path / CONFIRM_FILE).stat().st_size == 2 * CONFIRM_SLOT_BYTES
 
 
-@pytest.mark.parametrize("byte", [0, 4, 12, 27, 512, 515, 524, 539])
-def test_a_damaged_byte_costs_at_most_the_newest_confirm_offset(tmp_path, byte):
+@pytest.mark.parametrize("name", [CONFIRM_FILE, f"{CONFIRM_FILE}.bak"])
+@pytest.mark.parametrize("byte", [0, 4, 12, 27, 100, 512, 515, 524, 539, 1000, "empty", "cut", "missing", "older"])
+def test_damage_to_one_copy_does_not_change_the_confirm_offset(tmp_path, name, byte):
     confirm = ConfirmFile(tmp_path)
     confirm.raise_to(5, 1000)
+    data = older = bytearray((tmp_path / name).read_bytes())
     confirm.raise_to(5, 2000)
-    data = bytearray((tmp_path / CONFIRM_FILE).read_bytes())
-    data[byte] ^= 1
-    (tmp_path / CONFIRM_FILE).write_bytes(data)
-    assert ConfirmFile(tmp_path).floor in [(5, 1000), (5, 2000)]
-    assert (ConfirmFile(tmp_path).floor == (5, 2000)) == (byte >= CONFIRM_SLOT_BYTES)
+    confirm.raise_to(5, 3000)
+    good = (tmp_path / name).read_bytes()
+    if isinstance(byte, int):
+        data = bytearray(good)
+        data[byte] ^= 1
+    else:
+        data = {"empty": b"", "cut": good[:520], "missing": b"", "older": older}[byte]
+    (tmp_path / name).write_bytes(data)
+    if byte == "missing":
+        (tmp_path / name).unlink()
+    damage = DamageNotes()
+    assert ConfirmFile(tmp_path, damage).floor == (5, 3000)
+    assert len(damage.texts) == (0 if byte == "missing" else 1)
+    assert ConfirmFile(tmp_path, damage).floor == (5, 3000)
+    assert len(damage.texts) == (0 if byte == "missing" else 1)
 
 
 @pytest.mark.parametrize("cut", range(29))
@@ -127,7 +188,8 @@ def test_a_torn_write_leaves_the_confirm_offset_before_or_after(tmp_path, cut):
 
 
 def test_two_damaged_slots_are_logged_as_an_error(tmp_path, caplog):
-    (tmp_path / CONFIRM_FILE).write_bytes(b"x" * 2 * CONFIRM_SLOT_BYTES)
+    for name in (CONFIRM_FILE, f"{CONFIRM_FILE}.bak"):
+        (tmp_path / name).write_bytes(b"x" * 2 * CONFIRM_SLOT_BYTES)
     assert ConfirmFile(tmp_path).floor == (0, 0)
     assert "is damaged" in caplog.text
 
