@@ -8,8 +8,9 @@ and the call returns the replica's report. A replica that does not answer does n
 is written to the journal before an order is sent. While the journal cannot be written, the Controller decides nothing,
 the leases expire, and `status` shows the reason.
 
-The journal survives the Controller's death. Ray restarts the Controller on its head node; masters continue while their
-leases are valid. Every call is safe to repeat.
+The journal survives the Controller's death. A journal that is damaged in both copies is kept under another name. Then,
+as without a journal, each group's record is rebuilt when all its replicas answer (placement.election). Ray restarts the
+Controller on its head node; masters continue while their leases are valid. Every call is safe to repeat.
 
 The Controller waits for Storage actors, but no actor waits for the Controller. The Controller notifies a Broker of a
 new master, and the Broker also polls the Controller every few seconds.
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -42,10 +44,10 @@ from placement.reconciler import Reconciler
 from placement.repair import ReplicaGroupView
 from placement.specs import ControllerSettings
 from raymq.common.config.cluster import path_here
-from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
+from raymq.common.errors import InvalidArgumentError, RaymqError, StoreCorruptError, StoreError
 from raymq.common.names import CONTROLLER, ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
-from storage.files.journal import Journal
+from storage.files.journal import Journal, set_journal_aside
 from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 PING_INTERVAL_S: Final = 0.3
@@ -78,7 +80,7 @@ class Controller:
         self._stopping = threading.Event()
         self._failure = ""
         self._notified_epochs: dict[str, int] = {}
-        self._journal = Journal(path_here(settings.journal, settings.data_dir))
+        self._journal = _open_journal(path_here(settings.journal, settings.data_dir))
         self._groups: dict[str, GroupControl] = {}
         self._watched: dict[StorageName, _WatchedReplica] = {}
         self._running_replicas = _running_replicas() if settings.groups.keys() - self._journal.values.keys() else {}
@@ -441,6 +443,21 @@ def _describe_change(control: GroupControl) -> str:
         return ""
     waits = f"the group has no master: {control.reason}" if control.reason else control.change_waits
     return describe(control.members) + (f": {waits}" if waits else "")
+
+
+def _open_journal(path: Path) -> Journal:
+    """Open the journal. If both copies are damaged, begin an empty journal, and keep the damaged copies under other
+    names."""
+    try:
+        return Journal(path)
+    except StoreCorruptError as error:
+        logger.error(
+            "%s; each broker group has no master until all its replicas answer, and draining nodes must be named again "
+            "(raymq drain)",
+            error,
+        )
+        set_journal_aside(path)
+        return Journal(path)
 
 
 def _view(control: GroupControl) -> ReplicaGroupView:

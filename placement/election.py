@@ -21,8 +21,9 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 - An order to lead is for the process that sent the report. If that process ended before it led, the election is
   annulled, and the previous sync-state set is valid again.
 
-The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, the record is rebuilt
-from the replicas' reports after all reports have arrived, because a missing replica may have seen a newer epoch.
+The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, or if a replica has
+stored a newer sync-state set than the journal has, the record is rebuilt from the replicas' reports. That waits for all
+reports, because a missing replica may have seen a newer epoch. With `unclean` it waits for `grace_s` at most.
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ class GroupControl:
     _due_since_s: float | None = None
     """The time since which the group needs a master and has a working replica that may lead; None while the group has a
     master."""
+    _outdated: bool = False
+    """True after the journal's record was dropped, because a replica had stored a newer sync-state set."""
     _designated: int | None = None
     """The replica that should become master as soon as the change is safe; None if no change is requested."""
     _designated_until_s: float = 0.0
@@ -276,6 +279,7 @@ class GroupControl:
 
     def tick(self, now_s: float) -> list[Action]:
         """Return the actions that the Controller must execute now for this broker group, in order."""
+        self._drop_outdated(now_s)
         alive = self.alive(now_s)
         if self.record is None:
             self._recover(alive, now_s)
@@ -495,24 +499,48 @@ class GroupControl:
             if replica != record.master and not state.failed and (state.role, state.epoch, state.master) != followed
         ]
 
+    def _drop_outdated(self, now_s: float) -> None:
+        """Drop the record if the journal has lost later records. A replica stores a sync-state set only after the set
+        was journaled, so a newer set at a replica proves the loss. Sets without a common directory are ignored: they
+        come from another broker group's directory."""
+        record = self.record
+        if record is None:
+            return
+        known = record.sync_state_set
+        stores = {*known.stores.items(), *record.elected_from.items()}
+        for replica in self.reporting(now_s):
+            newest = self._accounts[replica].state.sync_state_set
+            if newest is not None and newest.order > known.order and stores & {*newest.stores.items()}:
+                self.record, self._outdated, self._due_since_s = None, True, None
+                return
+
     def _recover(self, alive: dict[int, ReplicaState], now_s: float) -> None:
         """Rebuild the broker group's record (the Controller's last decision) from the replicas' reports, if the journal
-        has no record. Waits until every replica has reported."""
+        has no record or an outdated one. Waits until every replica has reported; with `unclean` for `grace_s` at
+        most."""
         # A replica that left the group, or has just joined it, may not have received the newest members. So wait for
         # each replica that runs, unless the newest members say that it has left.
         missing = (self.replicas | self.running - self.members.removed) - self.reporting(now_s)
         if missing:
+            if self._due_since_s is None:
+                self._due_since_s = now_s
+            lack = "is older than the replicas' files" if self._outdated else "has no entry of this broker group"
             self.reason = (
-                f"the Controller's journal has no entry of this broker group, and replica {names(missing)} does "
-                "not answer"
+                f"the Controller's journal {lack}, and replica {names(missing)} does not answer. The group has no "
+                "master until this replica answers. Bring it back, or allow losing messages with "
+                "enable_elect_unclean_master"
             )
-            return
+            if not alive or not self.rules.unclean or now_s - self._due_since_s < self.rules.grace_s:
+                return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
         # The lost journal may have contained a newer epoch, and a replica may still receive the order to lead in it.
-        # Skip some epochs, so that the new epoch is larger than any epoch of the lost journal.
-        epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
+        # Skip some epochs, so that the new epoch is larger than any epoch of the lost journal. A replica that has not
+        # executed an order since its start may have stored a set of a later epoch than the epoch that it reports.
+        epochs = [state.epoch for state in alive.values()] + [one.epoch for one in sets]
+        epoch = max(epochs) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}
         stores, version = (everybody, 0) if newest is None else (newest.stores, newest.version)
         members = self.members if self.members.version else None
         self.record = Record(self.group, epoch, None, SyncStateSet(epoch, version, stores), members=members)
+        self._led_incarnation, self._due_since_s = -1, None

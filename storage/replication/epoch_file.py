@@ -250,7 +250,7 @@ class ConfirmFile:
 
 
 class _Slots(NamedTuple):
-    """What one copy of the confirm file has: the number, epoch and offset of the last write in an intact slot, or
+    """The content of one copy of the confirm file: the number, epoch and offset of the last write in an intact slot, or
     zeros."""
 
     newest: tuple[int, int, int]

@@ -249,6 +249,57 @@ def test_without_a_journal_all_replicas_must_answer():
     assert world.control.record.epoch == 5 + RECOVERED_EPOCH_GAP + 1
 
 
+def test_a_journal_that_is_older_than_a_replicas_file_is_not_believed():
+    # The journal has lost its last lines: replica 1 has led alone since.
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
+    world.states[1] = state(1, epoch=7, log_epoch=7, end_offset=150, sync_state_set=of(7, 3, 1))
+    world.states[0] = state(0, caught_up=True)
+    world.silent.add(2)
+    for _ in range(5):
+        world.step()
+    assert world.control.record is None
+    assert "is older than the replicas' files, and replica 2 does not answer" in world.control.reason
+    world.silent.clear()
+    world.step()
+    assert world.control.record.master == 1
+    assert world.control.record.epoch == 7 + RECOVERED_EPOCH_GAP + 1
+    world.step()
+    assert world.control.reason == ""
+
+
+def test_a_recovered_epoch_is_later_than_every_stored_set():
+    # The journal was lost twice: the replicas have stored the set of the first recovery, and executed no order of it.
+    world = World(None)
+    for replica in range(3):
+        world.states[replica] = state(replica, sync_state_set=of(5 + RECOVERED_EPOCH_GAP, 1, 0, 1, 2))
+    world.step()
+    assert world.control.record.epoch > 5 + 2 * RECOVERED_EPOCH_GAP
+
+
+def test_a_newer_set_of_another_groups_directory_is_ignored():
+    world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
+    foreign = SyncStateSet(90, 4, {1: "another directory"})
+    world.states[1] = state(1, store_id="another directory", epoch=90, log_epoch=90, sync_state_set=foreign)
+    for _ in range(5):
+        world.step()
+    assert world.control.record.master in (0, 2)
+
+
+def test_without_a_journal_and_for_good_without_a_replica_only_an_unclean_election_goes_on():
+    for unclean in (False, True):
+        world = World(None, replace(RULES, unclean=unclean, grace_s=3.0))
+        world.states[1] = state(1, end_offset=150, sync_state_set=of(5, 9, 0, 1, 2))
+        world.silent.add(2)
+        for _ in range(5):
+            world.step()
+        assert world.control.record is None
+        for _ in range(20):
+            world.step()
+        assert (world.control.record is not None) == unclean
+        assert not unclean or world.control.record.master == 1
+        assert unclean or "enable_elect_unclean_master" in world.control.reason
+
+
 def test_a_set_is_altered_only_by_the_master_of_the_epoch(led):
     now = led.control.record.sync_state_set
     led.ask(SyncStateSet(6, now.version, of(6, 1, 0, 1).stores), asker=1)
