@@ -36,7 +36,7 @@ CONFIRM_WAIT_S: Final = 5.0
 copied to enough replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
 """Number of consecutive snapshots that must include a state change before retention may delete the change's records
-from the log. The disk keeps two snapshots: a file and its .bak copy."""
+from the log. Stores of version 0.2.0 keep the previous snapshot in their `.bak` files, and may need it."""
 NO_SNAPSHOT: Final = -1
 """Stands for the position of the last snapshot while a store may have no snapshot."""
 REPLAY_BATCH: Final = 1000
@@ -76,7 +76,7 @@ class StoredState:
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
         """Number of snapshots that must still be written of the state at `_snapshot_position`. Each such state is
-        written twice, so that both the snapshot file and its .bak copy have it."""
+        written twice (SNAPSHOTS_OF_A_CHANGE)."""
         self._snapshots = StateSnapshots(broker_name)
         self._has_leases = False
         """True once this process has read the leases. Later leases of a new master's log were timed by this process's
@@ -151,7 +151,7 @@ class StoredState:
             self._changed.notify_all()
 
     def _load(self, storage: StorageClient) -> tuple[BrokerState, int, int]:
-        state, snapshot_position, bounds = self._snapshots.read(storage)
+        state, snapshot_position, bounds = self._snapshots.read(storage, self._copies)
         position = snapshot_position
         while position < bounds.max_offset:
             before = position
@@ -278,7 +278,7 @@ class StoredState:
 
     def snapshot(self) -> None:
         """Write the snapshot of the broker's state to the stores. Does nothing if every store already has the current
-        state twice (the file and its .bak copy).
+        state twice (SNAPSHOTS_OF_A_CHANGE).
 
         Retention keeps the whole log from the position of the second-newest snapshot on. Raises RaymqError if the
         snapshot cannot be written to the master's store; in that case the log still has every record.

@@ -9,9 +9,9 @@ This module defines the files' names and formats; actors.core.broker.state defin
 time: the records in the log restore the state, as long as the log has all of them.
 
 Each file has a `queueOffset`, its log position, which RocketMQ ignores. The files may be of different snapshots in
-three cases: after a crash between writing two files, if a file was damaged and its .bak copy is read, or if the files
-are read during a write. In these cases the oldest position counts, and the later records are applied again, which is
-harmless.
+three cases: after a crash between writing two files, if a store of version 0.2.0 has a damaged file whose `.bak` is
+read, or if the files are read during a write. In these cases the oldest position counts, and the later records are
+applied again, which is harmless.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pytest
 from actors.broker import state_log as module, stored_state
 from actors.broker.state_log import StateLog
 from actors.broker.state_records import StoredRecords
-from actors.core.broker.snapshot import GROUPS_FILE, POSITION_FILE, TOPICS_FILE
+from actors.core.broker.snapshot import GROUPS_FILE, OFFSETS_FILE, POSITION_FILE, TOPICS_FILE
 from actors.core.broker.state import BrokerState, encode_change
 from actors.core.replica.deleted_topics import CLOSED_TOPICS_FILE
 from raymq.common.errors import (
@@ -28,6 +28,7 @@ from raymq.common.errors import (
     RaymqError,
     RequestTimeoutError,
     ServiceNotAvailableError,
+    StoreCorruptError,
     SystemBusyError,
     TopicExistsError,
     TopicNotExistError,
@@ -56,6 +57,10 @@ class Store:
         self.files: dict[str, str] = {}
         self.log: list[bytes] = []
         self.hidden = 0
+        self.first = 0
+        """The offset of the first state record that retention has kept."""
+        self.damaged: set[str] = set()
+        """Names of config files that cannot be used, in both copies."""
         self.on_fetch: Callable[[], None] = lambda: None
 
     def _answer(self, what: str) -> None:
@@ -69,8 +74,11 @@ class Store:
             raise NotMasterError("broker-a", 7)
         if method == "write_config":
             self._answer(args[0])
+            self.damaged.discard(args[0])
             self.files[args[0]] = args[1]
             return None
+        if method == "read_config" and args[0] in self.damaged:
+            raise StoreCorruptError(f"file {args[0]} is damaged, and its second copy is damaged")
         return self.files.get(args[0]) if method == "read_config" else None
 
     @property
@@ -79,7 +87,7 @@ class Store:
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
         self._answer("queue_bounds")
-        return QueueBounds(0, self.shown, 0)
+        return QueueBounds(self.first, self.shown, 0)
 
     def fetch(self, requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
         self._answer("fetch")
@@ -500,6 +508,54 @@ def test_records_after_a_lost_log_end_do_not_count_as_in_the_snapshot(scene: Sce
     assert set(log.ready().groups) == {"a", "b", "c"}
     log.change(lambda state: state.decide_group("d"))
     assert scene.reloaded(scene.first) == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+@pytest.mark.parametrize("name", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
+def test_a_snapshot_without_a_file_is_read_from_another_replica(scene: Scene, name: str, lost: str) -> None:
+    for group in ("a", "b", "c"):
+        scene.make_group(group)
+    scene.log.snapshot()
+    scene.first.first = 2  # retention has deleted the first records
+    if lost == "missing":
+        del scene.first.files[name]
+    else:
+        scene.first.damaged.add(name)
+    log = StateLog("broker-a", scene.first, scene.send, [scene.second])  # type: ignore[arg-type,list-item]
+    log.load()
+    assert set(log.ready().groups) == {"a", "b", "c"}
+    assert scene.first.files[name] == scene.second.files[name]
+    assert scene.reloaded(scene.first) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+def test_a_snapshot_without_a_file_is_refused_if_no_replica_has_it_and_nothing_is_changed(
+    scene: Scene, lost: str
+) -> None:
+    for group in ("a", "b", "c"):
+        scene.make_group(group)
+    scene.log.snapshot()
+    scene.first.first = 2
+    scene.second.files.clear()
+    if lost == "missing":
+        del scene.first.files[GROUPS_FILE]
+    else:
+        scene.first.damaged.add(GROUPS_FILE)
+    before = dict(scene.first.files)
+    log = StateLog("broker-a", scene.first, scene.send, [scene.second])  # type: ignore[arg-type,list-item]
+    with pytest.raises(StoreCorruptError, match=r"no other replica has them, .* Restore these files"):
+        log.load()
+    assert not log.is_ready
+    assert scene.first.files == before
+    assert "Restore these files" in log.waiting_for
+
+
+def test_a_lost_snapshot_is_rebuilt_from_the_log_while_the_log_has_all_records(scene: Scene) -> None:
+    for group in ("a", "b", "c"):
+        scene.make_group(group)
+    scene.log.snapshot()
+    scene.first.files.clear()
+    assert scene.reloaded(scene.first) == {"a", "b", "c"}
 
 
 def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> None:
