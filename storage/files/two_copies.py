@@ -205,7 +205,8 @@ class TwoCopies:
         else:
             return
         try:
-            kept = keep_damaged(path) if seen.is_damaged else ""
+            is_foreign = seen.copy is not None and not seen.copy.is_sealed
+            kept = keep_damaged(path) if seen.is_damaged or is_foreign else ""
             self.write_new(_new(path), self.form.encode(newest.text, newest.version))
             disk.rename(_new(path), path)
             disk.sync_directory(path.parent)

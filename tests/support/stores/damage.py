@@ -1,7 +1,8 @@
-"""Flips bits of records in the files of a store, as a failing disk does."""
+"""Damages the files of a store as a failing disk does: bits of records in the log, and small files beside the log."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from raymq.records.format.layout import (
     header_size_at,
     read_header,
 )
+from storage.files.config_files import SealedText
 from tests.support.stores.stores import LOG_FILE_BYTES
 
 FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "body", "topic size", "topic")
@@ -58,3 +60,54 @@ def _position(data: bytes, at: int, field: str) -> int:
         "topic": body_end + (1 if header.magic == MAGIC_V1 else 2) + 2,
         "key": data.find(b"KEYS\x01", body_end) + len("KEYS\x01"),
     }[field]
+
+
+FAULTS: Final = ("flipped bit", "cut short", "empty", "missing", "older version")
+_LARGE: Final = ("commitlog", "consumequeue", "index", "lost+cut")
+
+
+def small_files(root: Path) -> list[str]:
+    """Return the names of a store's files, relative to its directory, without the files of log, queues and index."""
+    names = (path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file())
+    return [str(name) for name in names if name.parts[0] not in _LARGE]
+
+
+def harm(path: Path, fault: str, older: Path, rng: random.Random) -> bytes:
+    """Damage the file at `path`. Returns its content afterwards, empty for a missing file.
+
+    `older`: the file in an older copy of the store. If this copy has no such file, an older version is a missing file.
+    """
+    data = path.read_bytes()
+    if fault == "flipped bit":
+        changed = bytearray(data)
+        # Most of a checkpoint or a confirm file is unused.
+        changed[rng.randrange(len(data.rstrip(b"\0")) or 1)] ^= 1 << rng.randrange(8)
+        data = bytes(changed)
+    elif fault == "cut short":
+        data = data[: rng.randrange(1, max(len(data), 2))]
+    elif fault == "empty":
+        data = b""
+    elif fault == "older version" and older.exists():
+        data = older.read_bytes()
+    else:
+        path.unlink()
+        return b""
+    path.write_bytes(data)
+    return data
+
+
+def damaged_bytes_are_kept(path: Path, fault: str, damaged: bytes) -> bool:
+    """True if the bytes of a damaged file are still in the store's directory, under the file's name or beside it. An
+    intact older version, and a file without bytes, need not be kept. Nor must a text that lost only white space."""
+    if not damaged or fault == "older version" or _is_whole_text(damaged):
+        return True
+    kept = [path, *path.parent.glob(f"{path.name}.damaged-*")]
+    return any(file.exists() and file.read_bytes() == damaged for file in kept)
+
+
+def _is_whole_text(data: bytes) -> bool:
+    try:
+        SealedText(is_json=True).decode(data)
+    except ValueError:
+        return False
+    return True
