@@ -1,12 +1,15 @@
 """Test of a crash of the whole cluster: all processes on three nodes, including the head node, are killed at once.
 After the restart, all acknowledged messages are read from disk.
 
-A user's program sends all the time and is killed together with the cluster. RAYMQ_SOAK=1 runs the test three times.
+Before the last start the Controller's journal is deleted, and one copy of each small file of the stores is damaged: a
+flipped bit, a cut, an empty file or a missing file. RAYMQ_DAMAGE_SEED sets the seed. A user's program sends all the
+time and is killed together with the cluster. RAYMQ_SOAK=1 runs the test three times.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from tests.support.history.history import Operation, Sent, acknowledged_in, read
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
+from tests.support.stores.damage import FAULTS, harm, small_files
 
 ROUNDS = 3 if os.environ.get("RAYMQ_SOAK") == "1" else 1
 NAMES = ("head", "left", "right")
@@ -64,9 +68,28 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
                 with sending(machines, producer, journal):
                     machines.kill_all()
             history |= read_history_file(journal)
+        damage_small_files(box)
         with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
             check_cluster(mq, history)
             check_logs(box)
+
+
+def damage_small_files(box: Sandbox) -> None:
+    """Delete the Controller's journal, and damage the first copy of each small file of all stores."""
+    seed = int(os.environ.get("RAYMQ_DAMAGE_SEED", random.SystemRandom().randrange(1_000_000)))
+    print(f"RAYMQ_DAMAGE_SEED={seed}")
+    rng = random.Random(seed)
+    journals = list(box.data.glob("*/controller/journal*"))
+    assert len(journals) == 2
+    for path in journals:
+        path.unlink()
+    damaged = 0
+    for store in sorted(box.data.glob(f"*/{BROKER}-*")):
+        for name in small_files(store):
+            if (store / f"{name}.bak").exists():
+                harm(store / name, rng.choice(FAULTS[:4]), store, rng)
+                damaged += 1
+    assert damaged >= 15
 
 
 def check_cluster(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
