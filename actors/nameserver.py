@@ -42,6 +42,9 @@ from raymq.common.protocol.route import (
 )
 from raymq.remoting.actor_ref import was_restarted
 from storage.files import disk
+from storage.files.config_files import SealedText
+from storage.files.damage import DamageNotes
+from storage.files.two_copies import TwoCopies, keep_damaged
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
@@ -70,6 +73,7 @@ class NameServer:
         self._lock = threading.Lock()
         path = Path(kv_path)
         self._kv_path = path_here(path, path.parent.parent)
+        self._kv_file = TwoCopies(self._kv_path, SealedText(is_json=True), DamageNotes())
         self._kv = self._load_kv()
         self._table = RouteTable(broker_expiry_s)
         restarted = was_restarted()
@@ -186,7 +190,7 @@ class NameServer:
             changed = self._kv.changed(namespace, key, value)
             try:
                 disk.make_directory(self._kv_path.parent)
-                disk.replace_file(self._kv_path, changed.dump().encode())
+                self._kv_file.write(changed.dump().encode())
             except OSError as error:
                 raise StoreError(
                     f"cannot write the KV configuration to file {self._kv_path}: {error}; nothing was changed"
@@ -194,19 +198,16 @@ class NameServer:
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
-        """Load the KV configuration from disk. An unreadable file is renamed and ignored, because the NameServer must
-        serve routes even without this configuration."""
+        """Load the KV configuration from disk. If both of its copies are damaged, they are renamed and ignored, because
+        the NameServer must serve routes even without this configuration."""
         try:
-            return KvConfig.load(self._kv_path.read_text())
-        except FileNotFoundError:
-            return KvConfig()
+            text = self._kv_file.read()
+            return KvConfig() if text is None else KvConfig.load(text.decode())
         except (OSError, UnicodeDecodeError, StoreCorruptError) as error:
-            aside = self._kv_path.with_suffix(".damaged")
-            logger.error(
-                "the KV configuration in file %s is damaged; the file is renamed to %s: %s", self._kv_path, aside, error
-            )
+            logger.error("the KV configuration is damaged, is kept under another name, and begins empty: %s", error)
             with suppress(OSError):
-                disk.rename(self._kv_path, aside)
+                for path in (self._kv_path, self._kv_file.backup):
+                    keep_damaged(path)
             return KvConfig()
 
     def topics(self) -> list[str]:

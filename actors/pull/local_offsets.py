@@ -2,10 +2,9 @@
 
     DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12,
                                                     "creationId": "0a1b…"}, …]}
-    DIRECTORY/offsets.json.bak    the previous version
+    DIRECTORY/offsets.json.bak    the same (storage/files/two_copies.py)
 
-A new file is written under another name and flushed. Then offsets.json is renamed to offsets.json.bak, and the new file
-to offsets.json. So a crash at any point leaves one complete file.
+Both copies end with a version and a checksum, written as white space. A crash at any point leaves one complete file.
 
 `creationId` is the creation id of the topic in the broker group (raymq.common.protocol.route.TopicConfig). If a topic
 is deleted and created again, its stored offsets do not apply: the new topic is read from its beginning. Files of older
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,9 +25,12 @@ from raymq.client.consumer.assignment.offset_committer import COMMIT_TIMEOUT_S, 
 from raymq.client.consumer.group_offsets import GroupOffsets
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.scan.ranges import NO_CREATIONS, Creations, is_created_anew
-from raymq.common.errors import NoPermissionError, RaymqError, ServiceNotAvailableError
+from raymq.common.errors import NoPermissionError, RaymqError, ServiceNotAvailableError, StoreCorruptError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
+from storage.files.config_files import SealedText
+from storage.files.damage import DamageNotes
+from storage.files.two_copies import TwoCopies
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
@@ -47,7 +48,7 @@ class LocalOffsets:
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
-        self._backup = directory / "offsets.json.bak"
+        self._copies = TwoCopies(self._file, SealedText(is_json=True), DamageNotes())
         self.creation_ids: dict[MessageQueue, str] = {}
         """Topic creation ids (raymq.common.protocol.route.TopicConfig) for the queues that have offsets, by queue.
         Unknown ids are missing."""
@@ -61,24 +62,21 @@ class LocalOffsets:
     def load(self) -> dict[MessageQueue, int]:
         """Read the last saved offsets; empty if none were saved. Raises ServiceNotAvailableError if offset files exist,
         but none can be read."""
-        broken = None
-        for path in (self._file, self._backup):
-            try:
-                rows = json.loads(path.read_text())["offsetTable"]
-                queues = [MessageQueue(r["topic"], r["brokerName"], int(r["queueId"])) for r in rows]
-                offsets = {queue: int(row["offset"]) for queue, row in zip(queues, rows, strict=True)}
-                pairs = zip(queues, rows, strict=True)
-                self.creation_ids = {queue: str(row["creationId"]) for queue, row in pairs if "creationId" in row}
-                self._saved_ids = dict(self.creation_ids)
-                return offsets
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("cannot read the local offsets in file %s: %s", path, error)
-                broken = f"{path}: {error}"
-        if broken is not None:
-            raise ServiceNotAvailableError(f"cannot read the local offsets ({broken}); repair or delete the file")
-        return {}
+        try:
+            text = self._copies.read()
+            if text is None:
+                return {}
+            rows = json.loads(text)["offsetTable"]
+            queues = [MessageQueue(r["topic"], r["brokerName"], int(r["queueId"])) for r in rows]
+            offsets = {queue: int(row["offset"]) for queue, row in zip(queues, rows, strict=True)}
+            pairs = zip(queues, rows, strict=True)
+            self.creation_ids = {queue: str(row["creationId"]) for queue, row in pairs if "creationId" in row}
+            self._saved_ids = dict(self.creation_ids)
+            return offsets
+        except (OSError, StoreCorruptError, ValueError, KeyError, TypeError) as error:
+            raise ServiceNotAvailableError(
+                f"cannot read the local offsets ({self._file}: {error}); repair or delete the file and its .bak copy"
+            ) from error
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Save all offsets with their topics' creation ids. Durable on return.
@@ -95,16 +93,9 @@ class LocalOffsets:
             }
             for queue, offset in sorted(offsets.items())
         ]
-        new = self._file.with_suffix(".tmp")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with new.open("w") as file:
-                json.dump({"offsetTable": rows}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if self._file.exists():
-                os.replace(self._file, self._backup)
-            os.replace(new, self._file)
+            self._copies.write(json.dumps({"offsetTable": rows}).encode())
             self._saved_ids = dict(self.creation_ids)
         except OSError as error:
             raise ServiceNotAvailableError(f"cannot write the local offsets to file {self._file}: {error}") from error

@@ -1,13 +1,16 @@
 """Access control at launch: the user as whom the launcher acts, and the keys that it passes to the servers.
 
 raymq's own actors sign their requests with a separate key. The first start with access control creates this key in
-`access/key` below `data_dir` on the head node, readable only for the launcher's user (mode 0600). The servers get the
-key with their arguments, which Ray's listings do not contain. If the launcher starts servers, it acts as the super user
-of the settings. Otherwise it acts as the user that its environment names (raymq.remoting.access.credentials).
+`access/key` below `data_dir` on the head node, readable only for the launcher's user (mode 0600). `access/key.sha256`
+has the key's checksum: with a key that the disk has changed, new servers could not call the running servers. The
+servers get the key with their arguments, which Ray's listings do not contain. If the launcher starts servers, it acts
+as the super user of the settings. Otherwise it acts as the user that its environment names
+(raymq.remoting.access.credentials).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -31,6 +34,7 @@ from raymq.remoting.access.state import NO_USERS
 from raymq.remoting.access.users import INTERNAL_USER, KEY_BYTES, UserType, make_user
 from raymq.remoting.access.users_file import read_users_file
 from raymq.remoting.actor_ref import ActorRef, resolve
+from storage.files import disk
 
 KEY_FILE: Final = Path("access") / "key"
 ACCESS_TIMEOUT_S: Final = 30.0
@@ -100,7 +104,7 @@ def internal_key(data_dir: str) -> bytes:
     try:
         return _read_key(file)
     except FileNotFoundError:
-        pass
+        disk.unlink(_checksum_file(file))
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -128,7 +132,19 @@ def _read_key(file: Path) -> bytes:
     key = file.read_bytes()
     if len(key) != KEY_BYTES:
         raise ConfigError(f"file {file} has {len(key)} bytes and is not a key of raymq's actors: remove the file")
+    checksum, path = hashlib.sha256(key).hexdigest(), _checksum_file(file)
+    if not path.exists():
+        disk.replace_file(path, checksum.encode())
+    elif path.read_bytes() != checksum.encode():
+        raise ConfigError(
+            f"file {file}, the key of raymq's actors, does not match its checksum in {path.name}: one of the two files "
+            "is damaged. Stop raymq (raymq down), then remove both files: the next start makes a new key"
+        )
     return key
+
+
+def _checksum_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
 
 
 _remote_internal_key = ray.remote(num_cpus=0, max_retries=0)(remote_function(internal_key))

@@ -44,6 +44,27 @@ def test_the_kv_configuration_is_in_its_file_and_order_topics_are_not(monkeypatc
     assert server.topic_route("orders").order_config == "broker-a:1"
 
 
+@pytest.mark.parametrize("damage", ["{", "", None])
+@pytest.mark.parametrize("name", ["kv", "kv.bak"])
+def test_damage_to_one_copy_of_the_kv_configuration_loses_no_value(monkeypatch, tmp_path, name, damage):
+    Scene(monkeypatch, tmp_path, restarted=False).server.put_kv("mine", "k", "v")
+    if damage is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(damage)
+    assert Scene(monkeypatch, tmp_path, restarted=True).server.get_kv("mine", "k") == "v"
+
+
+def test_damage_to_both_copies_of_the_kv_configuration_is_kept_and_routes_are_served(monkeypatch, tmp_path):
+    Scene(monkeypatch, tmp_path, restarted=False).server.put_kv("mine", "k", "v")
+    for name in ("kv", "kv.bak"):
+        (tmp_path / name).write_text("{")
+    server = Scene(monkeypatch, tmp_path, restarted=True).server
+    assert server.get_kv("mine", "k") is None
+    assert server.topic_route("orders").topic == "orders"
+    assert {path.name for path in tmp_path.iterdir()} == {"kv.damaged-1", "kv.bak.damaged-1"}
+
+
 def test_a_first_nameserver_is_waited_for_by_who_starts_the_brokers(monkeypatch, tmp_path):
     server = Scene(monkeypatch, tmp_path, restarted=False).server
     assert list(server.all_brokers()) == ["broker-a"]

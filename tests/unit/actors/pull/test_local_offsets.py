@@ -26,14 +26,15 @@ def test_saved_offsets_are_loaded_by_the_next_instance(tmp_path):
     assert LocalOffsets(directory).load() == {Q: 5, P: 7}
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"offsetTable": [{}]}'])
-def test_a_damaged_file_is_replaced_by_the_previous_file(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["", "{", '{"offsetTable": [{'])
+def test_a_damaged_file_is_replaced_by_its_second_copy(tmp_path, damage):
     offsets = LocalOffsets(tmp_path)
     offsets.save({Q: 5})
     offsets.save({Q: 6})
     (tmp_path / "offsets.json").write_text(damage)
-    assert offsets.load() == {Q: 5}
-    (tmp_path / "offsets.json.bak").write_text(damage)
+    assert offsets.load() == {Q: 6}
+    for name in ("offsets.json", "offsets.json.bak"):
+        (tmp_path / name).write_text(damage)
     with pytest.raises(ServiceNotAvailableError, match="repair or delete the file"):
         offsets.load()
 
@@ -56,7 +57,7 @@ def test_a_crash_between_any_two_steps_leaves_the_old_or_the_new_offsets(tmp_pat
     with pytest.raises(ServiceNotAvailableError, match="no space"):
         offsets.save({Q: 6})
     monkeypatch.undo()
-    assert LocalOffsets(tmp_path).load() == {Q: 5}
+    assert LocalOffsets(tmp_path).load() == ({Q: 5} if step == 1 else {Q: 6})
     offsets.save({Q: 7})
     assert LocalOffsets(tmp_path).load() == {Q: 7}
 

@@ -21,7 +21,22 @@ def test_the_key_is_made_once_for_its_user_only(tmp_path: Path) -> None:
     assert internal_key(str(tmp_path / "data")) == key
     file = tmp_path / "data" / KEY_FILE
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert list(file.parent.iterdir()) == [file]
+    assert {path.name: path.stat().st_mode & 0o777 for path in file.parent.iterdir()} == {
+        "key": 0o600,
+        "key.sha256": 0o600,
+    }
+    file.unlink()
+    assert internal_key(str(tmp_path / "data")) == internal_key(str(tmp_path / "data")) != key
+
+
+@pytest.mark.parametrize("name", ["key", "key.sha256"])
+def test_a_damaged_key_is_refused(tmp_path: Path, name: str) -> None:
+    internal_key(str(tmp_path))
+    path = (tmp_path / KEY_FILE).with_name(name)
+    data = path.read_bytes()
+    path.write_bytes(data[:5] + bytes([data[5] ^ 1]) + data[6:])
+    with pytest.raises(ConfigError, match=r"does not match its checksum .* remove both files"):
+        internal_key(str(tmp_path))
 
 
 def test_another_place_has_another_key(tmp_path: Path) -> None:
