@@ -2,7 +2,7 @@
 
     a record fails its checks ─▶ report_damage at the storage actor, in one thread, several records per call
         INTACT    the record was repaired: read it again, at the same offset
-        PENDING   ask again, until REPAIR_WAIT_S after the first report
+        PENDING   ask again, until READ_REPAIR_WAIT_S after the first report
         LOST      no replica in contact has the intact record: the reader delivers an error in its place
 
 After a wait without success, the consumer waits for no further record of the queue for REPAIR_PAUSE_S. So damage
@@ -25,7 +25,7 @@ from raymq.common.protocol.store import REPORT_MAX, QueuePosition, RepairState
 from raymq.records.format.crc import SEAL_WRONG
 from raymq.records.format.decode import CRC_WRONG
 
-REPAIR_WAIT_S: Final = 15.0
+READ_REPAIR_WAIT_S: Final = 15.0
 """Maximum time in seconds that a reader waits for the repair of a damaged record. Replicators look for damage every
 5 s."""
 REPAIR_PAUSE_S: Final = 45.0
@@ -99,7 +99,7 @@ class RepairWait:
                     if len(self._waits) >= WAITS_MAX or self._closed:
                         continue
                     may_wait = now_s >= self._gave_up_s.get(queue, -REPAIR_PAUSE_S + now_s) + REPAIR_PAUSE_S
-                    wait = self._waits[queue, offset] = _Wait(now_s + (REPAIR_WAIT_S if may_wait else 0.0))
+                    wait = self._waits[queue, offset] = _Wait(now_s + (READ_REPAIR_WAIT_S if may_wait else 0.0))
                 elif wait.state is RepairState.INTACT:
                     # The record was repaired, and the consumer has read it before, or it is damaged again.
                     wait.state = RepairState.PENDING

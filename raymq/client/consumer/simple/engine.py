@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from raymq.client.consumer.repair_wait import REPAIR_WAIT_S, WAITS_MAX, is_damage
+from raymq.client.consumer.repair_wait import READ_REPAIR_WAIT_S, WAITS_MAX, is_damage
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader
 from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parse_handle, received
 from raymq.client.consumer.simple.settings import SimpleSettings
@@ -339,7 +339,7 @@ class SimpleEngine:
         return mending
 
     def _waits_still(self, place: tuple[str, str, int, int]) -> bool:
-        """Return False if the repair of the damaged message at a place takes longer than REPAIR_WAIT_S."""
+        """Return False if the repair of the damaged message at a place takes longer than READ_REPAIR_WAIT_S."""
         now_s = time.monotonic()
         with self._lock:
             self._mending_since_s = {
@@ -347,7 +347,7 @@ class SimpleEngine:
             }
             if len(self._mending_since_s) >= WAITS_MAX:
                 return False
-            return now_s < self._mending_since_s.setdefault(place, now_s) + REPAIR_WAIT_S
+            return now_s < self._mending_since_s.setdefault(place, now_s) + READ_REPAIR_WAIT_S
 
     def _settle_excluded(self, name: str, given: LeasedRange, found: LeasedMessages) -> None:
         """Acknowledge the messages that the subscription excludes, and the messages that retention has deleted."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from raymq.client.consumer import repair_wait
-from raymq.client.consumer.repair_wait import REPAIR_PAUSE_S, REPAIR_WAIT_S, RepairWait, is_damage
+from raymq.client.consumer.repair_wait import READ_REPAIR_WAIT_S, REPAIR_PAUSE_S, RepairWait, is_damage
 from raymq.common.errors import BodyUnreadableError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueuePosition, RepairState
@@ -104,7 +104,7 @@ def test_a_repaired_record_that_is_still_damaged_for_the_reader_is_given_up_at_t
     assert wait.meet(Q0, [5]) == 5
     until(lambda: released)
     assert wait.meet(Q0, [5]) == 5
-    clock.now_s += REPAIR_WAIT_S
+    clock.now_s += READ_REPAIR_WAIT_S
     assert wait.meet(Q0, [5]) is None
 
 
@@ -112,7 +112,7 @@ def test_the_wait_ends_and_the_queue_does_not_wait_again_soon(wait, store, clock
     assert wait.meet(Q0, [5]) == 5
     until(lambda: store.reports)
     assert released == []
-    clock.now_s += REPAIR_WAIT_S
+    clock.now_s += READ_REPAIR_WAIT_S
     until(lambda: released == [Q0])
     assert wait.meet(Q0, [5]) is None
     # The next damaged records are reported, but the queue does not wait for them. Other queues do.
@@ -151,7 +151,7 @@ def test_old_waits_are_forgotten(wait, store, clock):
     store.states = dict.fromkeys(range(100), RepairState.LOST)
     wait.meet(Q0, range(100))
     until(lambda: not wait.is_waiting(Q0, 99))
-    clock.now_s += REPAIR_WAIT_S + REPAIR_PAUSE_S + 1
+    clock.now_s += READ_REPAIR_WAIT_S + REPAIR_PAUSE_S + 1
     assert wait.meet(Q0, [100]) == 100
     assert len(wait._waits) == 1
 

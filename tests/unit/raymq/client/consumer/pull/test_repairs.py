@@ -78,7 +78,7 @@ def group(monkeypatch):
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     short = {name: one._replace(low=0.0) for name, one in pull_settings.RANGES.items() if name.endswith("_s")}
     monkeypatch.setattr(pull_settings, "RANGES", pull_settings.RANGES | short)
-    monkeypatch.setattr(repair_wait, "REPAIR_WAIT_S", 3600.0)
+    monkeypatch.setattr(repair_wait, "READ_REPAIR_WAIT_S", 3600.0)
     return group
 
 
@@ -196,7 +196,7 @@ def test_a_program_may_seek_past_a_message_that_waits_for_its_repair(consumer, s
 
 
 def test_the_wait_is_bounded(consumer, storage, monkeypatch):
-    monkeypatch.setattr(repair_wait, "REPAIR_WAIT_S", 0.0)
+    monkeypatch.setattr(repair_wait, "READ_REPAIR_WAIT_S", 0.0)
     assert read(lambda: polled(consumer), COUNT) == [
         None if offset in DAMAGED else body for offset, body in enumerate(BODIES)
     ]

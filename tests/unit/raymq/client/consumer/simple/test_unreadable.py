@@ -97,6 +97,6 @@ def test_a_damaged_message_that_a_replica_may_repair_is_received_again_soon(
 
 
 def test_a_damaged_message_is_not_received_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "REPAIR_WAIT_S", 0.0)
+    monkeypatch.setattr(engine_module, "READ_REPAIR_WAIT_S", 0.0)
     _, calls = take(monkeypatch, attempts=1, retry_max_times=2, state=RepairState.PENDING)
     assert "change_invisible" not in [method for method, _, _ in calls.made]
