@@ -49,7 +49,8 @@ from storage.retention.store_topics import StoreTopics
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
 from storage.scrub.inspector import LogInspector
-from storage.scrub.log_section import LogSection
+from storage.scrub.log_section import LogSection, Section
+from storage.scrub.queue_section import QueueSection
 from storage.scrub.reported_damage import ReportedDamage
 from storage.scrub.scrubber import Scrubber
 from storage.stats import DAY_TOTALS_FILE, DayTotalsFile, StoreStats
@@ -159,13 +160,14 @@ class MessageStore:
         """Create the components that append and fetch messages, and the hooks that they call. Returns the
         hooks."""
         gate = self.gate
+        self._unit_repair = UnitRepair(self._parts, gate.fail)
         self.fetches = FetchService(
             self._parts.queues,
             self._parts.reader,
             self.polls,
             self.stats,
             gate.require_readable,
-            UnitRepair(self._parts, gate.fail).mend,
+            self._unit_repair.mend,
         )
         appends = AppendService(
             self._parts, gate, self._appender, flags=self.flags, stats=self.stats, host=host, clock_ms=clock_ms
@@ -224,7 +226,8 @@ class MessageStore:
             forget_snapshot=self._checkpoints.forget_snapshot,
         )
         self.inspector = LogInspector(parts, gate)
-        self.scrubber = Scrubber(parts, gate, [LogSection(parts, self.inspector)], clock_ms=clock_ms)
+        sections: list[Section] = [LogSection(parts, self.inspector), QueueSection(parts, gate, self._unit_repair)]
+        self.scrubber = Scrubber(parts, gate, sections, clock_ms=clock_ms)
         resources.callback(self.scrubber.close)
         self.compaction = CompactionService(parts, clock_ms=clock_ms, ages=self.ages, replicated=replicated)
         resources.callback(self.compaction.close)
@@ -239,7 +242,7 @@ class MessageStore:
         )
         resources.callback(self.cleaner.close)
         self.topics = StoreTopics(parts, gate, self.cleaner, self.polls, self.stats)
-        self.reported = ReportedDamage(parts, self.inspector, UnitRepair(parts, gate.fail).mend)
+        self.reported = ReportedDamage(parts, self.inspector, self._unit_repair.mend)
         resources.callback(self.reported.close)
         self.chunks.on_damage = self._queries.on_damage = self.transactions.on_damage = self.reported.note
         if replicated:

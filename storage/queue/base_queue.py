@@ -131,6 +131,18 @@ class BaseConsumeQueue(ABC):
         end = self._end_byte()
         return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
 
+    def used_bytes(self) -> tuple[int, int]:
+        """Return the byte positions at which the queue's first message and the end of its last unit lie. Positions
+        count from the byte at which the unit with number 0 begins."""
+        end = self._end_byte()
+        return min(self._begin_byte(), end), end
+
+    def file_at(self, position: int) -> tuple[Path, int, int]:
+        """Return the path of the file that contains a byte of the queue, and the positions at which the file begins and
+        ends."""
+        start = position - position % self._file_size
+        return self._files.path(start), start, start + self._file_size
+
     def delete(self) -> None:
         """Delete the queue's files from the disk."""
         self._files.delete()
@@ -139,6 +151,10 @@ class BaseConsumeQueue(ABC):
     def _end_byte(self) -> int:
         """Byte position at which the queue's last entry (unit) ends. Positions count from the byte at which the unit
         with queue offset 0 begins."""
+
+    @abstractmethod
+    def _begin_byte(self) -> int:
+        """Byte position at which the unit of the queue's first message begins."""
 
     @abstractmethod
     def _has_no_units(self) -> bool:

@@ -122,6 +122,24 @@ class BatchConsumeQueue(BaseConsumeQueue):
         number = self._first_unit_with("store_timestamp", limit, self._first)
         return self._base_offset_of(number if boundary is Boundary.LOWER else max(number - 1, self._first))
 
+    def unit_at(self, number: int) -> BatchUnit | None:
+        """Return the unit with a number; None if its record is no longer in the log, or if it does not exist."""
+        if not self._first <= number < self._end:
+            return None
+        return BatchUnit(*(int(value) for value in self._unit(number).item()[:6]))
+
+    def put_unit_at(self, number: int, unit: BatchUnit) -> None:
+        """Replace the unit with a number, which exists. Called under the append lock. Raises OSError if the disk
+        fails."""
+        position = number * BATCH_UNIT_BYTES
+        start = position - position % self._file_size
+        path = self._files.path(start)
+        self._files.dirty.add(path)
+        self._handles.write(path, position - start, unit.encode())
+
+    def _begin_byte(self) -> int:
+        return self._first * BATCH_UNIT_BYTES
+
     def _end_byte(self) -> int:
         return self._end * BATCH_UNIT_BYTES
 

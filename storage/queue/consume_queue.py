@@ -27,6 +27,7 @@ from raymq.common.errors import DataLossError, StoreCorruptError
 from raymq.records.format.layout import UNIT_DTYPE, RecordError, read_header
 from raymq.records.kernels.stamp import begins_of, fill_units, units_of
 from raymq.records.logfiles.directory import CONSUME_QUEUE_DIR
+from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from storage.queue.base_queue import NO_LIMIT, BaseConsumeQueue
 from storage.queue.compacted_log import CompactedLog
@@ -342,14 +343,16 @@ class ConsumeQueue(BaseConsumeQueue):
             self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
 
     def put_unit_at(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Replace the entry (unit) at a queue offset if it does not point to the given record. Returns True if the
-        entry was replaced.
+        """Replace the entry (unit) at a queue offset if it does not point to the given record, or has another tags
+        code. Returns True if the entry was replaced.
 
-        An entry that points to no record, and only fills its offset, stays unchanged. Called under the append lock.
-        Raises OSError if the disk fails.
+        An entry that points to no record, and only fills its offset, stays unchanged. The code of an entry with the
+        address of an extension unit is not compared. Called under the append lock. Raises OSError if the disk fails.
         """
         [unit] = self.units(queue_offset, 1)
-        if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
+        points = (unit["physical_offset"], unit["size"]) == (physical_offset, size)
+        has_code = unit["tags_code"] == tags_code or unit["tags_code"] <= EXT_ADDRESS_MAX
+        if unit["size"] == PRE_BLANK_SIZE or (points and has_code):
             return False
         position = queue_offset * UNIT_BYTES
         start = position - position % self._file_size
@@ -442,6 +445,9 @@ class ConsumeQueue(BaseConsumeQueue):
         if dirty:
             self._map_known = -1
         return dirty
+
+    def _begin_byte(self) -> int:
+        return max(self.min_offset, self.first_offset) * UNIT_BYTES
 
     def _end_byte(self) -> int:
         return self.next_offset * UNIT_BYTES

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 EXT_UNIT_BYTES: Final = EXT_UNIT_DTYPE.itemsize
 _END_MARK_SPACE_BYTES: Final = 4
+_VALUES_AT: Final = 2
+"""Position of the tags code in an extension unit. The store time follows."""
 _END_MARK: Final = b"\xff\xff"
 
 
@@ -81,6 +83,12 @@ class ExtendedConsumeQueue(ConsumeQueue):
             first_file = next(self._addresses(self.file_ranges()), None)
             paths += self._ext.drop_files_before(None if first_file is None else int(first_file[0]))
         return paths
+
+    def rewrite_extension(self, queue_offset: int, tags_code: int, store_timestamp_ms: int) -> None:
+        """Replace the tags code and the store time in the extension unit of a queue offset, whose unit has the address
+        of an extension unit. Called under the append lock. Raises OSError if the disk fails."""
+        [unit] = self.units(queue_offset, 1)
+        self._ext.rewrite(int(unit["tags_code"]), tags_code, store_timestamp_ms)
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
         if least_pages and not self._files.is_flush_due(self._end_byte(), least_pages):
@@ -212,6 +220,13 @@ class ConsumeQueueExt:
         path = self.files.path(start)
         self.files.dirty.add(path)
         self._handles.write(path, offset - start, data)
+
+    def rewrite(self, address: int, tags_code: int, store_timestamp_ms: int) -> None:
+        """Replace the tags code and the store time of the extension unit at `address`. Its length fields and its bitmap
+        stay. Raises OSError if the disk fails."""
+        [offset] = offsets_of(np.array([address])).tolist()
+        values = np.array([(tags_code, store_timestamp_ms)], [("tags_code", ">i8"), ("store_timestamp", ">i8")])
+        self._write(offset - offset % self._file_size, offset + _VALUES_AT, values.view(np.uint8).data)
 
     def end_behind(self, address: int | None) -> None:
         """Remove the extension entries (units) after `address`, the last extension address in the consume queue's

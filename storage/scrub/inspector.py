@@ -22,16 +22,18 @@ import logging
 import threading
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from raymq.common.errors import DataLossError, StoreNotWritableError
 from raymq.common.protocol.store import Hole
 from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.layout import SYS_FLAG_INNER_BATCH, RecordError
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from storage.append.write_gate import WriteGate
-from storage.dispatch.multi_dispatch import QueueUnit
+from storage.dispatch.multi_dispatch import QueueUnit, light_queue_units
 from storage.dispatch.place_check import true_place, unit_agrees, units_agree
-from storage.dispatch.queue_check import leads_to_own
-from storage.dispatch.record_blocks import BLOCK_BYTES, is_queued, read_block
+from storage.dispatch.queue_check import leads_to_own, wrong_rows
+from storage.dispatch.record_blocks import BLOCK_BYTES, Block, is_queued, read_block
 from storage.dispatch.record_check import is_implausible
 from storage.files import disk
 from storage.files.disk_usage import is_want_of_space
@@ -193,8 +195,57 @@ class LogInspector:
             position + block.length <= visible and units_agree(self._queues, block, position)
         ):
             return 0
+        if position < visible:
+            self._mend_codes(data, block, within, position, found)
+            if block.has_light_queue_units:
+                for at in block.starts.tolist():
+                    view = dispatch_view(data, within + at, delay_levels_ms=self._delay_levels_ms)
+                    found.mended_units += self._mend_light_units(view, position + at)
         found.records += len(block.starts)
         return block.length
+
+    def _mend_codes(self, data: memoryview, block: Block, within: int, position: int, found: _Findings) -> None:
+        """Rewrite the units of a block of records whose tags codes differ from the records. The block begins at byte
+        `within` of a log file's `data`, and at physical offset `position`. The units point to the records. Raises
+        StoreNotWritableError if the disk fails."""
+        for rows in block.by_queue(block.is_queued()):
+            queue, done = self._queues.get_plain(*block.queue_of(rows)), 0
+            while queue is not None and done < len(rows):
+                left = rows[done:]
+                units = queue.units(int(block.queue_offsets[left[0]]), len(left))
+                left = left[: len(units)]
+                starts, sizes = block.starts[left], block.sizes[left].astype(np.int64)
+                for row in wrong_rows(units, starts + position, sizes, block.tags_codes[left]):
+                    at = int(starts[row])
+                    view = dispatch_view(data, within + at, delay_levels_ms=self._delay_levels_ms)
+                    found.mended_units += self._mend_unit(view, position + at)
+                done += max(len(units), 1)
+
+    def _has_other_code(self, view: DispatchView) -> bool:
+        """True if the unit at the place that an intact record names points to the record, but has another tags code."""
+        queue = self._queues.get_plain(view.topic, view.queue_id)
+        if not is_queued(view.sys_flag) or queue is None:
+            return False
+        if not queue.first_offset <= view.queue_offset < queue.next_offset:
+            return False
+        columns = (np.array([value], np.int64) for value in (view.physical_offset, view.size, view.tags_code))
+        units = queue.units(view.queue_offset, 1)
+        return bool(len(units) and units[0]["physical_offset"] == view.physical_offset and wrong_rows(units, *columns))
+
+    def _mend_light_units(self, view: DispatchView, physical_offset: int) -> int:
+        """Rewrite the units of an intact record in the additional queues that it names, if they point to no record of
+        their queues. Returns the number of rewritten units. Raises StoreNotWritableError if the disk fails."""
+        mended = 0
+        for place in light_queue_units(view, physical_offset):
+            queue = self._queues.get_plain(*place.key)
+            if queue is None or not queue.min_offset <= place.queue_offset < queue.next_offset:
+                continue
+            [unit] = queue.units(place.queue_offset, 1)
+            is_lost = unit["size"] == PRE_BLANK_SIZE or self._hole_at(int(unit["physical_offset"])) is not None
+            if not is_lost and not leads_to_own(queue, place.queue_offset, self._reader):
+                own = view._replace(topic=place.key[0], queue_id=place.key[1], queue_offset=place.queue_offset)
+                mended += self._mend_unit(own, physical_offset)
+        return mended
 
     def _check_record(self, file: memoryview, start: int, within: int, found: _Findings) -> int:
         """Check the record at a position of a log file. Returns the record's size, or 0 if no intact record starts
@@ -208,8 +259,11 @@ class LogInspector:
         reason = self._place_damage(view, start + within, found)
         if reason:
             found.damaged.append(Hole(start + within, view.size, reason))
-        else:
-            found.records += 1
+            return view.size
+        found.records += 1
+        if start + within < self._parts.visibility.visible_offset:
+            found.mended_units += self._mend_unit(view, start + within) if self._has_other_code(view) else 0
+            found.mended_units += self._mend_light_units(view, start + within)
         return view.size
 
     def _place_damage(self, view: DispatchView, physical_offset: int, found: _Findings) -> str:
