@@ -25,11 +25,12 @@ from raymq.common.errors import DataLossError
 from storage.append.appender import Appender
 from storage.append.write_gate import WriteGate
 from storage.files import disk
+from storage.files.damage import DamageNotes
 from storage.files.disk_usage import NoRoomError, is_want_of_space
 from storage.index.index_service import IndexService
 from storage.parts import StoreParts
-from storage.recovery.checkpoint import Checkpoint, write_checkpoint
-from storage.recovery.snapshot import SNAPSHOT_FILE, QueueRow, take_snapshot, write_snapshot
+from storage.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from storage.recovery.snapshot import SNAPSHOT_FILE, QueueRow, read_snapshot, take_snapshot, write_snapshot
 from storage.stats import StoreStats
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class CheckpointService:
         if replicated and not self._opened_end:
             parts.deliveries.begin_confirmed()
         # The values that the checkpoint file contains now.
-        self._checkpoint = checkpoint
+        self._checkpoint, self._wrote_checkpoint = checkpoint, False
         # Lock that is held during a whole flush of the queues, so that only one flush runs at a time.
         self._run_lock = threading.Lock()
         # The end of the log in the newest snapshot, and the time of that snapshot (time.monotonic).
@@ -109,6 +110,31 @@ class CheckpointService:
         because the checksum no longer matches."""
         with self._run_lock:
             self._snapshot_end = -1
+
+    def damaged_files(self) -> list[Path]:
+        """Return which of the two files, the checkpoint and the snapshot, the disk has damaged since they were written.
+        A file that does not exist yet is not damaged."""
+        with self._run_lock:
+            notes = DamageNotes(logs=False)
+            if read_checkpoint(self._root / "checkpoint", notes) != self._checkpoint and self._wrote_checkpoint:
+                notes.note(str(self._root / "checkpoint"))
+            checkpoint = [self._root / "checkpoint"] if notes.texts else []
+            notes = DamageNotes(logs=False)
+            read_snapshot(self._root / SNAPSHOT_FILE, notes)
+            return checkpoint + ([self._root / SNAPSHOT_FILE] if notes.texts else [])
+
+    def rewrite(self) -> None:
+        """Write the checkpoint and the snapshot again, from memory. Raises OSError if the disk fails or is full."""
+        with self._run_lock:
+            self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
+            try:
+                if self._wrote_checkpoint:
+                    write_checkpoint(self._root / "checkpoint", self._checkpoint)
+                self._flush(thorough=True)
+            except OSError as error:
+                if not is_want_of_space(error):
+                    self._gate.fail(error)
+                raise
 
     def _run(self) -> None:
         while not self._stop.wait(self._settings.flush_interval_consume_queue_ms / 1000):
@@ -201,7 +227,7 @@ class CheckpointService:
         )
         if checkpoint != known:
             write_checkpoint(self._root / "checkpoint", checkpoint)
-            self._checkpoint = checkpoint
+            self._checkpoint, self._wrote_checkpoint = checkpoint, True
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
         """Return True if a snapshot is due. It is due if the log has grown enough since the last snapshot, or if it has

@@ -48,6 +48,7 @@ from storage.retention.cleaner import Cleaner
 from storage.retention.store_topics import StoreTopics
 from storage.running_flags import RunningFlag, RunningFlags
 from storage.schedule.schedule_service import ScheduleService
+from storage.scrub.file_sections import CompactedSection, IndexSection, RecoveryFilesSection
 from storage.scrub.inspector import LogInspector
 from storage.scrub.log_section import LogSection, Section
 from storage.scrub.queue_section import QueueSection
@@ -226,7 +227,13 @@ class MessageStore:
             forget_snapshot=self._checkpoints.forget_snapshot,
         )
         self.inspector = LogInspector(parts, gate)
-        sections: list[Section] = [LogSection(parts, self.inspector), QueueSection(parts, gate, self._unit_repair)]
+        sections: list[Section] = [
+            LogSection(parts, self.inspector),
+            QueueSection(parts, gate, self._unit_repair),
+            *([] if self._index is None else [IndexSection(self._index)]),
+            CompactedSection(parts, gate),
+            RecoveryFilesSection(self._checkpoints.damaged_files, self._checkpoints.rewrite),
+        ]
         self.scrubber = Scrubber(parts, gate, sections, clock_ms=clock_ms)
         resources.callback(self.scrubber.close)
         self.compaction = CompactionService(parts, clock_ms=clock_ms, ages=self.ages, replicated=replicated)

@@ -14,8 +14,10 @@ class DamageNotes:
     """Descriptions of damaged files and of their repair. Descriptions are only added, never removed.
     Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, logs: bool = True) -> None:
+        """`logs`: False if the descriptions are not logged."""
         self._texts: list[str] = []
+        self._logs = logs
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -25,6 +27,7 @@ class DamageNotes:
     def note(self, text: str) -> None:
         """Add the description `text` of a damaged file to `texts`, unless that list is full. Also log the description
         as an error."""
-        logger.error("%s", text)
+        if self._logs:
+            logger.error("%s", text)
         if len(self._texts) < TEXTS_MAX:
             self._texts.append(text)

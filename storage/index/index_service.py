@@ -109,6 +109,8 @@ class IndexService:
         self._after_crash = after_crash
         self._current: IndexFile | None = None
         """The last index file, if entries are still added to it; otherwise None."""
+        self._rebuilt_from: Path | None = None
+        """The first index file that must be rebuilt; None if none must be."""
         self.position = commit_log.min_offset
         """Physical offset up to which all records are indexed."""
         self.flushed_timestamp_ms = 0
@@ -117,8 +119,8 @@ class IndexService:
         self.entries_put = 0
         """Number of index entries added since the store was opened."""
         self._changed = threading.Condition()
-        """Condition that is notified when `position`, `_wanted`, `_stuck`, or one of the flags `_stopping`, `_ended`
-        and `_failed` changes."""
+        """Condition that is notified when `position`, `_wanted`, `_stuck`, `_rebuilt_from`, or one of the flags
+        `_stopping`, `_ended` and `_failed` changes."""
         self._wanted = 0
         """The highest physical offset that any call of `wait_for` was given. Such a call waits until the index contains
         every record before its offset."""
@@ -184,6 +186,28 @@ class IndexService:
                 yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
             if header.begin_timestamp < begin_ms:
                 return
+
+    def sealed(self) -> list[tuple[Path, int, int]]:
+        """Return the index files that take no more entries and have a checksum: the file, the number of bytes that the
+        checksum covers, and the checksum."""
+        current, found = self._current, []
+        for path in self._files:
+            stored = self._sums.of_file(path)
+            if stored is not None and (current is None or current.path != path):
+                entries, crc = stored
+                found.append((path, self._shape.entry_at(min(max(entries, 0), self._shape.entries)), crc))
+        return found
+
+    def rebuild_from(self, path: Path) -> None:
+        """Let the index thread drop the damaged index file `path` and all later files, and build them again from the
+        log. Until then, queries miss the records of these files, and wait for them as for new records."""
+        self._damage.note(
+            f"index file {path} does not match its checksum: this file and the later index files are rebuilt from "
+            "the log"
+        )
+        with self._changed:
+            self._rebuilt_from = path if self._rebuilt_from is None else min(self._rebuilt_from, path)
+            self._changed.notify_all()
 
     def delete_before(self, physical_offset: int) -> int:
         """Delete the index files that contain only records before `physical_offset`, but never the last file. Returns
@@ -251,9 +275,12 @@ class IndexService:
             self._retry_until_closed(self._prepare)
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping or self._wanted > self.position, INDEX_INTERVAL_S)
+                    self._changed.wait_for(
+                        lambda: self._stopping or self._rebuilt_from or self._wanted > self.position, INDEX_INTERVAL_S
+                    )
                     if self._stopping:
                         break
+                self._drop_rebuilt()
                 self._retry_until_closed(self._catch_up)
             self._finish_current()
         except OSError as error:
@@ -355,6 +382,22 @@ class IndexService:
             for doomed in self._remove_from(damaged):
                 self._reader.maps.drop_map(str(doomed))
                 disk.unlink(doomed)
+
+    def _drop_rebuilt(self) -> None:
+        """Drop the index files that must be rebuilt, and continue at the end of the last remaining file."""
+        with self._changed:
+            path, self._rebuilt_from = self._rebuilt_from, None
+        if path is None or path not in self._files:
+            return
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+        for doomed in self._remove_from(path):
+            self._reader.maps.drop_map(str(doomed))
+            disk.unlink(doomed)
+        # The last remaining file is full. Its last record may have further keys, which belong into the next file.
+        position = self._header(self._files[-1]).end_physical_offset if self._files else 0
+        self._advance(max(position, self._log.min_offset))
 
     def _remove_from(self, path: Path) -> list[Path]:
         """Remove the index files from `path` on from the list of files, and return the removed files."""

@@ -50,6 +50,11 @@ class IndexSums:
         self._sums[path.name] = header.next_entry, self._crc(header.next_entry, data)
         self._copies.write(json.dumps(self._sums).encode())
 
+    def of_file(self, path: Path) -> tuple[int, int] | None:
+        """Return the number of the next entry and the checksum of an index file, as they were stored; None if the file
+        has no checksum. May be called by any thread."""
+        return self._sums.get(path.name)
+
     def is_damaged(self, path: Path, header: IndexHeader, data: memoryview, *, may_have_grown: bool) -> bool:
         """True if the disk has changed an index file since its checksum was stored. The damage is then recorded.
 

@@ -151,6 +151,35 @@ class CompactedLog:
         earlier = np.flatnonzero((times <= time_ms) & self._has_record)
         return int(self._offsets[earlier[-1]]) if len(earlier) else 0
 
+    @property
+    def log_path(self) -> Path:
+        """Path of the file with the records of this generation."""
+        return _log_path(self.directory, self.generation)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the file with the records, over its memory map."""
+        return self._data
+
+    @property
+    def used_bytes(self) -> int:
+        """The size in bytes of the records."""
+        return len(self._data)
+
+    def rows_from(self, row: int, count: int, max_bytes: int) -> NDArray[np.int64]:
+        """Return the numbers of at most `count` units from `row` on, whose records have about `max_bytes` together."""
+        sizes = np.cumsum(self.units["size"][row : row + count], dtype=np.int64)
+        return row + np.arange(min(int(np.searchsorted(sizes, max_bytes)) + 1, len(sizes)))
+
+    def span_of(self, rows: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the byte positions in the file between which the records of adjacent units lie."""
+        first, last = self.units[rows[0]], self.units[rows[-1]]
+        return int(first["position"]), int(last["position"]) + int(last["size"])
+
+    def is_damaged(self, row: int) -> bool:
+        """True if the unit stands for a damaged record that was not copied."""
+        return not self._has_record[row]
+
     def damaged_offsets(self) -> NDArray[np.int64]:
         """Return the queue offsets, ascending, of records that are damaged and therefore not copied to the compacted
         log."""

@@ -94,7 +94,7 @@ class QueueSection:
         return found._replace(position=behind, read_bytes=until - begin)
 
     def _queue_from(self, key: tuple[str, int]) -> AnyQueue | None:
-        """Return the first queue, by topic and queue id, from `key` on. Returns None if there is none."""
+        """Return the first queue, by topic and queue id, from `key` on. Returns None after the last queue."""
         return min((one for one in self._parts.queues if one.key >= key), key=lambda one: one.key, default=None)
 
     @contextmanager
@@ -225,7 +225,7 @@ class QueueSection:
 
     def _find_batch(self, queue: BatchConsumeQueue, number: int) -> BatchUnit | None:
         """Return the unit that the queue should have at a number: of the only inner batch between the records of the
-        units before and after. Returns None if there is none, or if there are several."""
+        units before and after. Returns None if no inner batch, or more than one, lies there."""
         before, after = queue.unit_at(number - 1), queue.unit_at(number + 1)
         begin = self._parts.log.min_offset if before is None else before.physical_offset + before.size
         end = self._parts.log.committed_offset if after is None else after.physical_offset

@@ -1,5 +1,5 @@
-"""Tests of a damaged log after a crash: all processes of three replicas are killed at once, and one bit of one log is
-flipped. No acknowledged message is lost.
+"""Tests of damaged logs of three replicas. All processes are killed at once, and one bit of one log is flipped: no
+acknowledged message is lost. Bits are flipped while all processes run: `raymq store verify --now` finds them.
 
 Recovery reads a log from the start of the last snapshot's tail on, and a checksum covers these bytes. So the test flips
 a bit in this part of the log. Earlier damage is only detected when the damaged record is read
@@ -10,21 +10,28 @@ RAYMQ_SOAK=1 runs ten times as many rounds. RAYMQ_CHAOS_SEED repeats the positio
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 import raymq
+from raymq.common.names import StorageName
+from raymq.common.protocol.store import StoreVerification
 from raymq.records.format.layout import BODY_CRC_OFFSET, BODY_OFFSET, BODY_SIZE_OFFSET, MAGIC_OFFSET, TOTAL_SIZE_OFFSET
+from raymq.remoting.actor_ref import ActorRef
 from storage.files.damage import DamageNotes
 from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
 from tests.support.cases import chaos_seed
 from tests.support.clusters.cluster import SMALL_LOG_FILE_BYTES, Sandbox, actor_processes, one_group
+from tests.support.clusters.commands import run_here
 from tests.support.history.checker import check
 from tests.support.history.history import History
 from tests.support.history.waiting import eventually
@@ -96,7 +103,7 @@ class DamagedGroup:
         for process in processes:
             eventually(lambda pid=process.pid: _is_stopped(pid), f"the stop of process {process.pid}")  # type: ignore[misc]
         print(f"replica {damaged}, {'the former master' if master else 'a slave'}")
-        place = self._flip(self.directory(damaged), behind_snapshot=behind_snapshot)
+        place = self._flip_one(self.directory(damaged), behind_snapshot=behind_snapshot)
         for actor in ("Controller", "Broker", "Replicator"):
             processes += actor_processes(actor)
         for process in processes:
@@ -114,7 +121,28 @@ class DamagedGroup:
         eventually(lambda: len(copies()) == 1, f"the same {place.size} bytes at {place.offset} of all logs")
         self.replicas.wait_for_no_holes()
 
-    def _flip(self, store: Path, *, behind_snapshot: bool) -> Place:
+    def flip_running(self, replicas: Sequence[int]) -> tuple[Place, bytes]:
+        """Flip one bit of a record in the logs of running replicas, the same bit in each. Returns the record's
+        location, and its intact bytes."""
+        store = self.directory(replicas[0])
+        place = self._rng.choice(_records(store, 0))
+        intact = place.read(store)
+        byte, bit = self._rng.choice(_checked_bytes(intact)), self._rng.randrange(8)
+        for replica in replicas:
+            _flip_bit(self.directory(replica), place, byte, bit)
+        print(f"replicas {replicas}: bit {bit} of byte {byte} of the record at {place.offset}, {place.size} bytes")
+        return place, intact
+
+    def put_back(self, place: Place, intact: bytes, epoch: int) -> None:
+        """Repair a record in the logs of all replicas, as Replicators do."""
+        for replica in range(REPLICAS):
+            self.actor(replica).call("mend_log", epoch, place.offset, intact, timeout_s=30.0)
+
+    def actor(self, replica: int) -> ActorRef:
+        """Return a reference to the storage actor of a replica."""
+        return ActorRef(str(StorageName(BROKER, replica)))
+
+    def _flip_one(self, store: Path, *, behind_snapshot: bool) -> Place:
         """Flip one bit of a random record. With `behind_snapshot` the record ends after the end of the last snapshot,
         otherwise before it. Returns the record's location."""
         snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
@@ -128,14 +156,19 @@ class DamagedGroup:
         # recovery reads.
         place = self._rng.choice(records or read)
         byte, bit = self._rng.choice(_checked_bytes(place.read(store))), self._rng.randrange(8)
-        with place.path(store).open("r+b") as file:
-            file.seek(place.position + byte)
-            [value] = file.read(1)
-            file.seek(place.position + byte)
-            file.write(bytes([value ^ (1 << bit)]))
+        _flip_bit(store, place, byte, bit)
         print(f"bit {bit} of byte {byte} of the record at {place.offset}, {place.size} bytes")
         print(f"the snapshot's tail begins at {tail} and ends at {end}")
         return place
+
+
+def _flip_bit(store: Path, place: Place, byte: int, bit: int) -> None:
+    """Flip one bit of the record at a location of a store's log."""
+    with place.path(store).open("r+b", buffering=0) as file:
+        file.seek(place.position + byte)
+        [value] = file.read(1)
+        file.seek(place.position + byte)
+        file.write(bytes([value ^ (1 << bit)]))
 
 
 def _is_stopped(pid: int) -> bool:
@@ -223,3 +256,50 @@ def test_a_flipped_bit_in_one_log_loses_nothing_after_every_process_was_killed(
     end = group.replicas.equal_end()
     checksums = [log_checksum(group.directory(replica), end) for replica in range(REPLICAS)]
     assert len(set(checksums)) == 1
+
+
+def mended_holes(group: DamagedGroup) -> list[int]:
+    """Return the number of damaged ranges that each replica has repaired since it opened its store."""
+    return [group.actor(replica).call("status", timeout_s=30.0)["mended_holes"] for replica in range(REPLICAS)]
+
+
+@pytest.mark.timeout(600)
+def test_a_verification_of_running_replicas_finds_flipped_bits_and_reports_what_no_replica_can_repair(
+    mq: raymq.Client, box: Sandbox, topic: str
+) -> None:
+    group = DamagedGroup(box, random.Random(chaos_seed()))
+    group.replicas.settled()
+    with mq.producer() as producer:
+        for sent in [producer.send_async(raymq.Message(topic, b"%d" % number * 40)) for number in range(500)]:
+            sent.result(120)
+    group.replicas.equal_end()
+    master = group.replicas.settled()["master"]
+    slave = (master + 1) % REPLICAS
+    before = mended_holes(group)
+    one, _ = group.flip_running([slave])
+    two, _ = group.flip_running([master])
+
+    found: dict[str, StoreVerification] = mq.admin.verify_stores(BROKER, timeout_s=300)
+
+    print(found)
+    assert [store.lost for store in found.values()] == [0] * REPLICAS
+    assert [store.error for store in found.values()] == [""] * REPLICAS
+    assert not any(store.scrub.running for store in found.values())
+    after = mended_holes(group)
+    assert all(after[replica] > before[replica] for replica in (slave, master))
+    group.wait_until_repaired(one)
+    group.wait_until_repaired(two)
+
+    three, intact = group.flip_running(range(REPLICAS))
+    address = ray.get_runtime_context().gcs_address
+    arguments = ["store", "verify", "--now", "--json", "--address", address]
+    done = run_here(*arguments)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert [(row["store"], row["lost"]) for row in report["stores"]] == [
+        (str(StorageName(BROKER, replica)), 1) for replica in range(REPLICAS)
+    ]
+    group.put_back(three, intact, group.replicas.settled()["epoch"])
+    group.wait_until_repaired(three)
+    assert run_here(*arguments).returncode == 0

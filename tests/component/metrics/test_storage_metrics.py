@@ -174,7 +174,7 @@ def test_the_verification_of_the_store(store, report):
     store.append([make_batch([b"a"])])
     number = store.scrubber.verify_now()
     eventually(lambda: store.scrubber.status().completed == number, "the end of the verification")
-    assert report().value("raymq_scrub_bytes") == store.log.end_offset
+    assert report().value("raymq_scrub_bytes") > store.log.end_offset
     assert report().value("raymq_scrub_unrepaired") == 0
 
 
