@@ -20,6 +20,7 @@ survived. So files whose end_timestamp is not in the checkpoint are deleted and 
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -32,6 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.files import disk
+
+logger = logging.getLogger(__name__)
 
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
@@ -106,6 +109,21 @@ def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:
     """Read the header from an index file's bytes. A next_entry of 0 (a file that was never written) becomes 1."""
     header = IndexHeader._make(_HEADER.unpack_from(data))
     return header._replace(next_entry=max(header.next_entry, 1))
+
+
+def drop_files_from(directory: Path, physical_offset: int) -> None:
+    """Remove the index files in `directory` that contain records at or after `physical_offset`, where the store's log
+    was cut. The store builds them again from its log."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if not path.name.isdecimal():
+            continue
+        with path.open("rb") as file:
+            data = file.read(HEADER_BYTES)
+        if len(data) == HEADER_BYTES and read_header(data).end_physical_offset >= physical_offset:
+            logger.info(
+                "index file %s has records after the cut of the log at %d; it is rebuilt", path, physical_offset
+            )
+            disk.unlink(path)
 
 
 class IndexFile:

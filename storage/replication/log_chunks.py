@@ -30,6 +30,8 @@ from storage.append.write_gate import WriteGate
 from storage.files import disk
 from storage.files.damage import DamageNotes
 from storage.files.lock import DirectoryLock
+from storage.index.index_file import drop_files_from
+from storage.index.index_service import INDEX_DIR
 from storage.log.commit_log import CommitLog
 from storage.log.holes import HoleTable
 from storage.log.log_paths import LogPaths
@@ -273,9 +275,9 @@ def _records_end(data: memoryview, max_bytes: int) -> int:
 def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     """Cut the log of a closed store at `physical_offset`, and return the number of removed bytes.
 
-    On return the cut is on disk; queues, index and dedup table are adjusted when the store is opened. Raises
-    StoreLockedError if the store is open. Raises InvalidArgumentError if `physical_offset` is neither the start of a
-    record nor the log's end. Nothing has changed in these cases.
+    On return the cut is on disk, and index files with removed records are gone. Queues, index and dedup table are
+    adjusted when the store is opened. Raises StoreLockedError if the store is open. Raises InvalidArgumentError if
+    `physical_offset` is neither the start of a record nor the log's end. Nothing has changed in these cases.
     """
     root = settings.store_path_root_dir
     lock = DirectoryLock(root, settings.log_directories_elsewhere)
@@ -290,6 +292,7 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             drop_snapshots(root / SNAPSHOT_FILE, physical_offset, damage)
             cut_bytes = log.open_for_append(physical_offset)
+            drop_files_from(root / INDEX_DIR, physical_offset)
             for start in log.starts[-1:]:
                 disk.flush_path(log.path(start))
             return cut_bytes
