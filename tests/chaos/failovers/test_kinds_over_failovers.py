@@ -5,7 +5,7 @@ No requester gets another requester's reply, and requests are answered again aft
 each acknowledged message once, in order. A compaction topic always contains the newest message of each key. After every
 replica has compacted the topic, it contains no other messages.
 
-RAYMQ_CHAOS_KILLS (default 3) sets the number of times that the master is killed.
+RAYMQ_CHAOS_KILLS (default 3, 20 by `make soak`) sets the number of times that the master is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.clusters.cluster import one_group
 from tests.support.history.waiting import eventually
 from tests.support.replicas.ray_replicas import RayReplicas
 
-KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "3"))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "20" if os.environ.get("RAYMQ_SOAK") == "1" else "3"))
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 REPLICAS = 3
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").replace(
@@ -143,6 +143,7 @@ def is_compacted(mq: raymq.Client, prices: str, newest: dict[str, tuple[int, int
     return all(len(numbers) == 1 for numbers in shown.values())
 
 
+@pytest.mark.timeout(600 + 20 * KILLS)
 def test_requests_light_queues_and_compaction(mq: raymq.Client, replicas: RayReplicas, topic: str, group: str) -> None:
     prices, rooms = f"{topic}-prices", f"{topic}-rooms"
     mq.admin.create_topic(prices, queues=2, cleanup_policy="compaction")

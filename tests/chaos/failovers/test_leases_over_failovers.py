@@ -171,6 +171,7 @@ def gaps(deliveries: dict[str, Deliveries]) -> int:
     return sum(max(attempt for attempt, *_ in one.given) - len(one.given) for one in deliveries.values())
 
 
+@pytest.mark.timeout(300 + 20 * KILLS)
 def test_attempts_and_times_are_right_over_failovers(
     mq: raymq.Client, replicas: RayReplicas, topic: str, group: str, tmp_path: Path
 ) -> None:
