@@ -9,7 +9,8 @@ A message that cannot be read becomes a row with a null body (`raymq.records.ker
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypedDict, Unpack, get_args
 
@@ -17,17 +18,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.client.consumer.repair_wait import (
+    ASK_AGAIN_S,
+    CHECKSUM_WRONG,
+    READ_REPAIR_WAIT_S,
+    REPORT_TIMEOUT_S,
+    is_damage,
+)
 from raymq.client.scan.queue_bounds import bounds_of
 from raymq.client.scan.range_reader import RangeReader, RecordsChunk
 from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, is_created_anew
-from raymq.common.errors import DataLossError, InvalidArgumentError
+from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError, RaymqError
+from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.protocol.store import REPORT_MAX, QueuePosition, RepairState
 from raymq.records.format.hashing import java_hash
 from raymq.records.kernels.byte_column import text_array
 from raymq.records.kernels.column_bodies import BodyType
 from raymq.records.kernels.columns import Unreadable, decode_columns, schema_with, shown_batch
 from raymq.remoting.master_locator import RouteSource
-from raymq.remoting.storage_clients import StorageClients
+from raymq.remoting.storage_clients import StorageClients, call_master
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of records in one Arrow batch. This limit bounds the memory of a worker and of its executor."""
@@ -170,33 +180,107 @@ def open_range(
             max_decompressed_bytes=BATCH_DECOMPRESSED_BYTES,
         )
 
-    for chunk in _open_chunks(routes, storages, stored, tag_codes, sql, fail_on_data_loss, lost):
-        for rows in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
-            first = rows.start
-            while first < rows.stop:
-                batch = decode(chunk, slice(first, rows.stop))
-                first += batch.num_rows
-                _log_unreadable(queue_range, batch)
-                # two tags may share a hash code, so compare the texts; keep a damaged record, whose tags are unknown
-                if tags:
-                    right = pc.is_in(batch.column("tags"), value_set=chosen)
-                    batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
-                if batch.num_rows:
-                    yield shown_batch(batch, names)
+    repairs = _Repairs(routes, storages, stored.queue)
+
+    def read_from(start: int) -> Generator[pa.RecordBatch, None, int | None]:
+        """Yield the batches from an offset on. Returns the offset from which to read again, because a damaged message
+        was repaired; None at the end of the range."""
+        rest = replace(stored, start_offset=start)
+        for chunk in _open_chunks(routes, storages, rest, tag_codes, sql, fail_on_data_loss, lost):
+            for rows in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
+                first = rows.start
+                while first < rows.stop:
+                    try:
+                        batch = decode(chunk, slice(first, rows.stop))
+                    except BodyUnreadableError as error:
+                        if is_damage(error) and repairs.wait([error.queue_offset]):
+                            return _offset_at(chunk, first)
+                        raise
+                    count = _unreadable_count(batch)
+                    if count:
+                        part = slice(first, first + batch.num_rows)
+                        if repairs.wait(_damaged_offsets(chunk, part, stored.queue)):
+                            return _offset_at(chunk, first)
+                        logger.warning(
+                            "%d messages of queue %s cannot be read: their bodies are null in the result",
+                            *(count, queue_range),
+                        )
+                    first += batch.num_rows
+                    # Two tags may share a hash code, so compare the texts. Keep a damaged record: its tags are unknown.
+                    if tags:
+                        right = pc.is_in(batch.column("tags"), value_set=chosen)
+                        batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
+                    if batch.num_rows:
+                        yield shown_batch(batch, names)
+        return None
+
+    start: int | None = stored.start_offset
+    while start is not None:
+        start = yield from read_from(start)
 
 
-def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
-    """Log the number of rows in a batch that cannot be read. The number is counted in the column `body` or, if the
-    batch lacks this column, in the column `error`. Nothing is logged if the batch has neither column."""
-    names, count = batch.schema.names, 0
+class _Repairs:
+    """The damaged messages that the read of one range meets. They are reported to the queue's master. After a wait
+    without success, the read waits for no other message of the range."""
+
+    def __init__(self, routes: RouteSource, storages: StorageClients, queue: MessageQueue) -> None:
+        self._routes, self._storages, self._queue = routes, storages, queue
+        self._given_up: set[int] = set()
+        """The offsets of the messages that are delivered as unreadable, or were read again once."""
+        self._waits = True
+
+    def wait(self, offsets: Sequence[int]) -> bool:
+        """Report damaged messages, and wait up to READ_REPAIR_WAIT_S for their repair. Returns True if a message was
+        repaired, so that it is read again. Blocks."""
+        queue, deadline_s = self._queue, time.monotonic() + READ_REPAIR_WAIT_S
+        new = [offset for offset in offsets if offset >= 0 and offset not in self._given_up][:REPORT_MAX]
+        positions = [QueuePosition(queue.topic, queue.queue_id, offset) for offset in new]
+        self._given_up.update(new)
+        states = [RepairState.PENDING] if new else []
+        while RepairState.PENDING in states and time.monotonic() < deadline_s:
+            try:
+                states = call_master(
+                    self._routes,
+                    self._storages,
+                    queue,
+                    REPORT_TIMEOUT_S,
+                    lambda storage, left_s: storage.report_damage(positions, left_s),
+                )
+            except RaymqError as error:
+                logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
+            if not self._waits:
+                break
+            if RepairState.PENDING in states:
+                time.sleep(ASK_AGAIN_S)
+        self._waits = self._waits and RepairState.PENDING not in states
+        return RepairState.INTACT in states
+
+
+def _unreadable_count(batch: pa.RecordBatch) -> int:
+    """Return the number of rows in a batch that cannot be read. The number is counted in the column `body` or, if the
+    batch lacks this column, in the column `error`. Returns 0 if the batch has neither column."""
+    names = batch.schema.names
     if "body" in names:
-        count = batch.column("body").null_count
-    elif "error" in names:
-        count = batch.num_rows - batch.column("error").null_count
-    if count:
-        logger.warning(
-            "%d messages of queue %s cannot be read: their bodies are null in the result", count, queue_range
-        )
+        return int(batch.column("body").null_count)
+    return batch.num_rows - int(batch.column("error").null_count) if "error" in names else 0
+
+
+def _damaged_offsets(chunk: RecordsChunk, rows: slice, queue: MessageQueue) -> list[int]:
+    """Return the queue offsets of the messages in a part of a chunk whose records are damaged."""
+    found = decode_columns(
+        chunk.data,
+        chunk.starts[rows],
+        broker_name=queue.broker_name,
+        check_crc=True,
+        columns=["queue_offset", "born_timestamp", "error"],
+        places=chunk.places(queue).pick(rows),
+    )
+    columns = zip(*(found.column(index).to_pylist() for index in range(3)), strict=True)
+    return [at for at, born, reason in columns if reason is not None and (born is None or reason in CHECKSUM_WRONG)]
+
+
+def _offset_at(chunk: RecordsChunk, row: int) -> int | None:
+    return None if chunk.offsets is None else int(chunk.offsets[row])
 
 
 def _open_chunks(

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from actors.replica.sole_replica import SoleReplica
 from raymq.client.admin.admin import Admin
 from raymq.common.errors import TopicNotExistError
 from raymq.common.message import Message
@@ -123,6 +124,7 @@ def _storage(store: MessageStore) -> SimpleNamespace:
             producer_id, epoch, queues
         ),
         append=lambda batches, timeout_s: store.append(batches),
+        report_damage=lambda positions, timeout_s: SoleReplica(store).report_damage(positions),
         reader=lambda: None,
     )
 
