@@ -181,6 +181,8 @@ class GroupControl:
     master."""
     _outdated: bool = False
     """True after the journal's record was dropped, because a replica had stored a newer sync-state set."""
+    _outdated_members: ReplicaMembers | None = None
+    """The members in the dropped record. The group has these members, or newer ones that a replica reports."""
     _designated: int | None = None
     """The replica that should become master as soon as the change is safe; None if no change is requested."""
     _designated_until_s: float = 0.0
@@ -194,8 +196,8 @@ class GroupControl:
         planned = ReplicaMembers(0, self.planned)
         if self.record is not None:
             return self.record.members or planned
-        reported = [account.state.members for account in self._accounts.values()]
-        return max([planned, *(one for one in reported if one is not None)], key=lambda one: one.version)
+        known = [self._outdated_members, *(account.state.members for account in self._accounts.values())]
+        return max([planned, *(one for one in known if one is not None)], key=lambda one: one.version)
 
     @property
     def replicas(self) -> frozenset[int]:
@@ -512,6 +514,7 @@ class GroupControl:
             newest = self._accounts[replica].state.sync_state_set
             if newest is not None and newest.order > known.order and stores & {*newest.stores.items()}:
                 self.record, self._outdated, self._due_since_s = None, True, None
+                self._outdated_members = record.members
                 return
 
     def _recover(self, alive: dict[int, ReplicaState], now_s: float) -> None:

@@ -817,3 +817,11 @@ def test_without_a_journal_nobody_leads_before_each_running_replica_has_reported
     control.note_account(state(1, members=newest, sync_state_set=of(6, 3, 1)), 0.2)
     [record, *_] = control.tick(0.3)
     assert (record.members, record.sync_state_set.members) == (newest, {1}), "replica 0 left, and was not told"
+
+
+def test_the_members_of_an_outdated_journal_count_more_than_the_plan():
+    control = GroupControl("broker-a", frozenset({0}), RULES)
+    control.resume(replace(LED, members=MEMBERS), 0.0)
+    control.note_account(state(0, sync_state_set=of(7, 1, 0, 1)), 0.1)
+    assert control.tick(0.2) == []
+    assert "replica 1, 2 does not answer" in control.reason, "not replica 0 of the plan alone"
