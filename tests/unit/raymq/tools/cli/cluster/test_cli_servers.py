@@ -48,9 +48,9 @@ def test_status_shows_the_master_the_in_sync_replicas_and_the_lag(run, monkeypat
     result = run("status")
     lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
     assert ["broker-a", "1", "104", "1", "led"] in lines
-    assert ["broker-a-0", "SILENT", "-", "-", "-", "no", "answer"] in lines
-    assert ["broker-a-1", "MASTER", "10.0.0.2", "0", "0", "s", "in", "sync"] in lines
-    assert ["broker-a-2", "SLAVE", "10.0.0.3", "4,096", "1", "m", "15", "s", "catching", "up"] in lines
+    assert ["broker-a-0", "SILENT", "-", "-", "-", "-", "no", "answer"] in lines
+    assert ["broker-a-1", "MASTER", "10.0.0.2", "0", "0", "s", "-", "in", "sync"] in lines
+    assert ["broker-a-2", "SLAVE", "10.0.0.3", "4,096", "1", "m", "15", "s", "-", "catching", "up"] in lines
     assert result.exit_code == 0
 
 
