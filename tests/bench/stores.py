@@ -62,6 +62,7 @@ def _append(directory: Path, batch: object, size: int, flush: object, each: int)
 
 WEEK_MS = 7 * 86_400_000
 VERIFIED_BYTES = 256 << 20
+RATE_BYTES = 5_000_000
 TURN_S = 5.0
 """Duration of one turn of appends or fetches, in s. A turn with the verification and a turn without it make a round."""
 
@@ -83,6 +84,10 @@ def _verified(directory: Path, rounds: int, scale: float) -> Iterator[Figure]:
                         {"off": lambda work=work: _turn(store, batch, work, scale, verify=False)},  # type: ignore[misc]
                     )
                 yield figure
+            share = Figure("store", f"verification, {size} B, at 5 MB/s", "% of a core", False, [Goal("<=", 3)])
+            for _ in range(rounds):
+                share.add_round(lambda store=store: _verification_share(store), {})  # type: ignore[misc]
+            yield share
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -118,6 +123,18 @@ def _turn(store: MessageStore, batch: EncodedBatch, work: object, scale: float, 
                 break
         seconds, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
     return Sample(messages / seconds, cpu_s / messages * 1e6)
+
+
+def _verification_share(store: MessageStore) -> float:
+    """Verify all files of a store. Returns the processor time of this thread as percent of a core, if the verification
+    read RATE_BYTES a second."""
+    sections = list(store.scrubber._sections.values())
+    scrubber = Scrubber(store._parts, store.gate, sections, clock_ms=lambda: WEEK_MS)
+    number = scrubber.verify_now()
+    cpu_s = time.thread_time()
+    while scrubber.status().completed < number:
+        scrubber.tick()
+    return 100 * (time.thread_time() - cpu_s) / (scrubber.status().read_bytes / RATE_BYTES)
 
 
 @contextmanager
