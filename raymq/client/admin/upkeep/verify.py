@@ -107,7 +107,7 @@ class VerifyAdmin(AdminBase):
             found |= self._of_stores(damaged, lambda name: self._call_store(name, "verification"))
 
     def _replicas(self, broker_name: str | None) -> dict[str, str]:
-        """Return the storage actors of the broker groups, each with its group."""
+        """Return the storage actors of the broker groups, each with its group, sorted by name."""
         brokers = persist_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: self._routes.brokers())
         if broker_name is not None and broker_name not in brokers:
             raise unknown_broker(broker_name, brokers)
@@ -115,7 +115,7 @@ class VerifyAdmin(AdminBase):
             storage: name
             for name, data in sorted(brokers.items())
             if broker_name in (None, name)
-            for _, storage in sorted(data.storages.items())
+            for storage in sorted(data.storages.values())
         }
 
     def _of_stores(

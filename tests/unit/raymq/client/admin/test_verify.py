@@ -63,7 +63,7 @@ def admin(stores: dict[str, FakeStorage], monkeypatch: pytest.MonkeyPatch) -> Ve
     monkeypatch.setattr(verify, "REPAIR_WAIT_S", 60.0)
     monkeypatch.setattr(verify, "ADMIN_TIMEOUT_S", 0.0)
     brokers = {
-        f"broker-{group}": SimpleNamespace(storages={number: f"storage-broker-{group}-{number}" for number in (0, 1)})
+        f"broker-{group}": SimpleNamespace(storages={0: f"storage-broker-{group}-1", 1: f"storage-broker-{group}-0"})
         for group in "ab"
     }
     routes: Any = SimpleNamespace(brokers=lambda: brokers)
