@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.group_sim.world import World
-from tests.support.replication_sim.world import CHANGE_FAULTS, ROT_FAULTS, run_seed
+from tests.support.replication_sim.world import ALL_FAULTS, CHANGE_FAULTS, run_seed
 
 SEEDS = 20
 
@@ -15,13 +15,13 @@ SEEDS = 20
     ("options", "seeds"),
     [
         ({}, SEEDS),
-        ({"only": ROT_FAULTS}, SEEDS // 5),
+        ({"only": ALL_FAULTS}, SEEDS // 5),
         ({"only": CHANGE_FAULTS}, SEEDS // 5),
         ({"fixed": True}, SEEDS // 5),
         ({"all_ack": False}, SEEDS // 5),
         ({"async_flush": True}, SEEDS // 5),
     ],
-    ids=["elected", "damaged records", "changed replicas", "fixed", "all replicas acknowledge", "without flushes"],
+    ids=["elected", "all faults together", "changed replicas", "fixed", "all replicas acknowledge", "without flushes"],
 )
 def test_replication_and_election_lose_and_undo_nothing(options, seeds):
     acknowledged = 0

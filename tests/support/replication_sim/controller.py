@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaState
 from placement.election import FIXED_MASTER, GroupControl, Record
 from storage.replication.epochs import ReplicaMembers, SyncStateSet
+from tests.support.replication_sim.clock import Clock
 from tests.support.replication_sim.node import GROUP, Node
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Controller:
         self.records: list[Record] = []
         self.alive = False
         self._life = 0
+        self.clock = Clock(world)
         self.start()
 
     def start(self) -> None:
@@ -43,6 +45,7 @@ class Controller:
             return
         self.alive = True
         self._life += 1
+        self.clock.restart()
         control = GroupControl
         if self.world.bugs.lead_anew:
             control = LeadsWithAnyDirectory
@@ -65,7 +68,7 @@ class Controller:
         )
         self._members = self.control.members
         if self.records:
-            self.control.resume(self.records[-1], self.world.now)
+            self.control.resume(self.records[-1], self.clock.read_s())
         self._loop(self._life)
 
     def kill(self) -> None:
@@ -83,13 +86,13 @@ class Controller:
         self.world.restart_members(self.control.replicas)
         for name in sorted(names):
             self._ping(self.world.nodes[name], life)
-        self._carry_out(self.control.tick(self.world.now))
+        self._carry_out(self.control.tick(self.clock.read_s()))
         self.world.at(PING_S, lambda: self._loop(life))
 
     def _ping(self, node: Node, life: int) -> None:
         record = self.control.record
         newest, members = (None, None) if record is None else (record.sync_state_set, record.members)
-        asked_s = self.world.now
+        asked_s = self.clock.read_s()
 
         def answer() -> None:
             node.note(newest, members)
@@ -101,8 +104,8 @@ class Controller:
 
     def _heard(self, state: ReplicaState, life: int, asked_s: float) -> None:
         if self.alive and self._life == life:
-            self.control.note_account(state, self.world.now, asked_s)
-            self._carry_out(self.control.tick(self.world.now))
+            self.control.note_account(state, self.clock.read_s(), asked_s)
+            self._carry_out(self.control.tick(self.clock.read_s()))
 
     def keep(self, record: Record) -> None:
         """Write a decision to the journal. If the decision changes the group's replicas, their processes follow."""

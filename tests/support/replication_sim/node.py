@@ -21,6 +21,7 @@ from storage.replication.epochs import (
     common_end,
     first_lost_offset,
 )
+from tests.support.replication_sim.clock import Clock
 from tests.support.replication_sim.disk import Disk
 from tests.support.replication_sim.holes import MEND_S, Holes, Record
 
@@ -37,6 +38,7 @@ class Node:
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
         self.disk = Disk(f"store-{name}")
+        self.clock = Clock(world)
         self.alive = self.paused = self.is_removed = False
         self._held: list[Callable[[], None]] = []
         self.start()
@@ -68,6 +70,7 @@ class Node:
             kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
             self.disk.truncate(kept)
             self.disk.flushed = kept
+            self.clock.restart()
         if self.alive:
             self.world.say(f"{self.name} dies, power {power}")
         self.alive = self.paused = False
@@ -140,7 +143,7 @@ class Node:
             self.name,
             self.disk.store_id,
             self.disk.incarnation,
-            self.world.now,
+            self.clock.read_s(),
             self.role.role,
             self.role.epoch,
             self.role.master,
@@ -149,7 +152,7 @@ class Node:
             self.visible,
             self.disk.sync_state_set,
             self.role.draining,
-            self.sync.propose(self.world.now) if self.sync is not None and self.leads() else None,
+            self.sync.propose(self.clock.read_s()) if self.sync is not None and self.leads() else None,
             failed=self.failure,
             confirm_floor=self.disk.floor.offset,
             hole_bytes=self.holes.unshared,
@@ -158,10 +161,10 @@ class Node:
         )
 
     def leads(self) -> bool:
-        return self.alive and not self.paused and self.role.leads(self.world.now) and not self.is_disk_broken
+        return self.alive and not self.paused and self.role.leads(self.clock.read_s()) and not self.is_disk_broken
 
     def members(self) -> frozenset[int]:
-        return self.sync.in_sync(self.world.now) if self.sync is not None else frozenset()
+        return self.sync.in_sync(self.clock.read_s()) if self.sync is not None else frozenset()
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
@@ -176,7 +179,7 @@ class Node:
         self.disk.epochs = [entry for entry in self.disk.epochs if entry.start_offset < len(self.disk.log)]
         self.disk.epochs.append(EpochEntry(first.epoch, len(self.disk.log)))
         self.disk.sync_state_set = first
-        start = (self.name, first, len(self.disk.log), self.world.now)
+        start = (self.name, first, len(self.disk.log), self.clock.read_s())
         self.sync = (
             FixedSyncState(*start, not_catchup_s=2.0, max_gap_bytes=10)
             if self.world.fixed
@@ -227,7 +230,7 @@ class Node:
     def append(self, message: int) -> None:
         """Store a producer's message. If the log already has the message, it is not stored again, and the
         acknowledgement waits until the stored copy is confirmed."""
-        self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
+        self._unless_unfenced(lambda: self.role.check_append(None, self.clock.read_s()))
         if self.is_disk_broken:
             raise NotMasterError(GROUP, self.role.epoch)
         if self.sync is None or len(self.members()) < self.world.min_in_sync:
@@ -261,8 +264,8 @@ class Node:
         consumers."""
         if self.sync is None:
             return
-        self.sync.flushed(self.disk.flushed, self.world.now)
-        if self.is_disk_broken or not (self.role.leads(self.world.now) or self.world.bugs.skip_fencing):
+        self.sync.flushed(self.disk.flushed, self.clock.read_s())
+        if self.is_disk_broken or not (self.role.leads(self.clock.read_s()) or self.world.bugs.skip_fencing):
             return
         limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
         self.visible = max(self.visible, limit)
@@ -304,7 +307,7 @@ class Node:
     def take_ack(self, follower: int, store_id: str, epoch: int, acked: int) -> None:
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
         if self.sync is not None:
-            self.sync.asked(follower, store_id, acked, self.world.now)
+            self.sync.asked(follower, store_id, acked, self.clock.read_s())
             self._settle()
 
     def give_log(self, asker: Node, store_id: str, epoch: int, start: int, acked: int) -> None:

@@ -22,6 +22,7 @@ from raymq.common.errors import InvalidArgumentError
 from storage.replication.epochs import ReplicaMembers
 from tests.support.replication_sim.checks import Checks
 from tests.support.replication_sim.client import CLIENT, Client
+from tests.support.replication_sim.clock import DRIFT_MAX
 from tests.support.replication_sim.controller import CONTROLLER, Controller
 from tests.support.replication_sim.node import Node
 
@@ -53,6 +54,11 @@ GROWN_MAX = 5
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
 """Kinds of faults after which replicas repair damaged records, or copy them as holes (records that stay
 damaged)."""
+ALL_FAULTS = (
+    *("kill", "power", "master", "blackout", "pause", "cut", "oneway", "heal", "controller", "journal", "balance"),
+    *("rot", "rot each", "rot all", "shorten", "shorten all", "accounts", "wipe", "disk", "clock", "clock"),
+)
+"""All kinds of faults, for simulations in which they happen together."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Bugs:
     remove_at_once: bool = False
     elect_removed: bool = False
     forget_members: bool = False
+    lease_by_wall_clock: bool = False
 
 
 class World:
@@ -81,9 +88,9 @@ class World:
     `trace`: a line for each event. `checks.faults`: a sentence for each broken rule. `cut`: the pairs (sender,
     receiver) whose messages are dropped. `loss`: the share of messages that the network loses. If `all_ack` is False,
     an append waits for the copies of all replicas, not for the confirm offset. If `async_flush` is True, written data
-    counts as stored, and power is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact
-    copy a fault destroyed. `mended`: number of repaired records. `copied_holes`: number of damaged records that a
-    master copied to a slave as damaged.
+    counts as stored, and power is never cut. `grace_s`: as in ControlRules. `drift`: the largest drift of a
+    monotonic clock. `destroyed`: the messages whose last intact copy a fault destroyed. `mended`: number of repaired
+    records. `copied_holes`: number of damaged records that a master copied to a slave as damaged.
     """
 
     def __init__(
@@ -97,8 +104,10 @@ class World:
         all_ack: bool = True,
         async_flush: bool = False,
         grace_s: float = GRACE_S,
+        drift: float = DRIFT_MAX,
     ) -> None:
         self.rng = random.Random(seed)
+        self.clock_dice, self.drift = random.Random(seed * 104_729 + 5), drift
         self.bugs, self.fixed, self.all_ack, self.async_flush = bugs, fixed, all_ack, async_flush
         self.min_in_sync = min_in_sync if all_ack else replicas
         self.now = 0.0
@@ -109,6 +118,8 @@ class World:
         self.has_rot = False
         """True if disks damage records in this simulation. If False, replicas do not request intact records from each
         other."""
+        self.has_shortened = False
+        """True if a log has lost its end by a fault of its disk."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -283,9 +294,11 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.records.clear()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "balance" and world.controller.alive:
-        world.controller.control.designate(node.name, world.now)
+        world.controller.control.designate(node.name, world.controller.clock.read_s())
     elif kind in CHANGES:
         _change_replicas(world, rng, kind)
+    elif kind == "clock":
+        rng.choice([node, world.controller]).clock.step()
     elif kind == "heal":
         world.cut.clear()
 
@@ -320,7 +333,7 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
-    if not node.disk.flushed or not _have_everything(world) - {node.name} or _damaged(world):
+    if not node.disk.flushed or not _have_everything(world) - {node.name}:
         return
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
@@ -335,6 +348,7 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
         end = rng.randint(rng.choice([0, floor]), node.disk.flushed)
     before = _intact(world) & _damaged(world)
     node.shorten(end)
+    world.has_shortened = True
     world.note_destroyed(before - _intact(world))
 
 
@@ -371,7 +385,10 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 def _rot_each(world: World, rng: random.Random) -> None:
     """End all processes. Then damage one record on each disk; each damaged record is still intact on another disk.
     Afterwards no replica has an intact log, but the replicas can repair each other. The last record of a log is never
-    damaged."""
+    damaged. Nothing happens while a log that lost its end lacks acknowledged messages: the election would prefer this
+    shorter log without damage."""
+    if world.has_shortened and len(_have_everything(world)) < len(world.nodes):
+        return
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
         offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
