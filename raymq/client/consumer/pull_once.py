@@ -6,24 +6,28 @@ A damaged record becomes a damaged message (`raymq.records.format.decode`); all 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S, is_damage
 from raymq.client.consumer.subscription import Subscription
-from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, OffsetOutOfRangeError
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, OffsetOutOfRangeError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus
-from raymq.common.protocol.store import FetchRequest
+from raymq.common.protocol.store import REPORT_MAX, FetchRequest, QueuePosition
 from raymq.records.format.check import find_starts
 from raymq.records.format.places import RecordPlaces
-from raymq.records.kernels.messages import read_messages
+from raymq.records.kernels.messages import OnUnreadable, ignore, read_messages
 from raymq.remoting.storage_client import StorageClient
 
 PULL_MAX_BYTES: Final = 4 * 1024 * 1024
 PULL_MAX_MESSAGES: Final = 1024
 PULL_MAX_WAIT_S: Final = 15.0
 PULL_CALL_TIMEOUT_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 def pull_messages(
@@ -53,9 +57,25 @@ def pull_messages(
     [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
-    messages = [one.message for one in read_fetched(result.records, queue, offset, result.next_offset)]
+    errors: list[BodyUnreadableError] = []
+    found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
+    if errors:
+        _report(storage, queue, errors)
+    messages = [one.message for one in found]
     wanted = tuple(message for message in messages if is_wanted(message, subscription))
     return PullResult(result.status, wanted, result.next_offset, result.min_offset, result.max_offset)
+
+
+def _report(storage: StorageClient, queue: MessageQueue, errors: Sequence[BodyUnreadableError]) -> None:
+    """Report damaged messages to the storage actor, which checks and repairs them. Does not wait for the repair. A
+    failure is only logged."""
+    offsets = [error.queue_offset for error in errors if error.queue_offset >= 0 and is_damage(error)][:REPORT_MAX]
+    if not offsets:
+        return
+    try:
+        storage.report_damage([QueuePosition(queue.topic, queue.queue_id, at) for at in offsets], REPORT_TIMEOUT_S)
+    except RaymqError as error:
+        logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
 
 
 class FetchedRecord(NamedTuple):
@@ -83,21 +103,33 @@ def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
 
 
 def read_fetched(
-    records: bytes, queue: MessageQueue, first_offset: int = -1, next_offset: int = -1
+    records: bytes,
+    queue: MessageQueue,
+    first_offset: int = -1,
+    next_offset: int = -1,
+    *,
+    on_unreadable: OnUnreadable = ignore,
 ) -> list[FetchedRecord]:
     """Decode the messages of `records`, in order. The records were fetched from `queue` from offset `first_offset` on.
 
     A damaged record becomes a damaged message; adjacent damaged records may become one message. The offset of a damaged
     message is derived from its neighbours, or from the offsets of the fetch if each offset has a record. `next_offset`
     is the offset after the last record. A queue id of -1 means that the records are from several queues. Bodies are
-    decompressed at each access.
+    decompressed at each access. `on_unreadable` gets the error of each message that is found unreadable here.
     """
     if not records:
         return []
     starts, places = find_starts(records), RecordPlaces(queue)
     if len(starts) == next_offset - first_offset:
         places = places._replace(offsets=np.arange(first_offset, next_offset))
-    messages = read_messages(records, starts, broker_name=queue.broker_name, places=places, keeps_bodies=False)
+    messages = read_messages(
+        records,
+        starts,
+        broker_name=queue.broker_name,
+        places=places,
+        on_unreadable=on_unreadable,
+        keeps_bodies=False,
+    )
     view, ends = memoryview(records), [*starts.tolist()[1:], len(records)]
     following, found = max(first_offset, -1), []
     for row, message in enumerate(messages):

@@ -10,7 +10,7 @@ import pytest
 
 from actors.core.broker.send_back import read_replayed
 from raymq.client.admin import browse as browse_module, dead_letters
-from raymq.common.errors import BodyUnreadableError
+from raymq.common.errors import BodyUnreadableError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.tools.cli.terminal.output import message_dict, message_line
 from tests.support.stores.damaged_topic import TOPIC, DamagedTopic, damaged_topic
@@ -176,3 +176,24 @@ def test_a_replay_of_dead_letters_continues_after_a_damaged_letter(damaged, monk
     assert len(failed) >= 4
     assert len(brought) == len(results) - len(failed)
     assert committed[-1] == len(damaged.bodies)
+
+
+def test_pull_reports_the_damaged_records_to_the_store(tmp_path):
+    with damaged_topic(tmp_path / "store") as damaged:
+        damaged.admin.pull(QUEUE, 0, max_messages=1000)
+        assert damaged.store.reported.settle(60.0)
+        queue = damaged.store._parts.queues.get_plain(TOPIC, 0)
+        flipped = [offset for offset, kind in damaged.kinds.items() if kind.startswith("flipped")]
+        assert [hole.offset for hole in damaged.store.status().holes] == [
+            int(queue.units(offset, 1)[0]["physical_offset"]) for offset in flipped
+        ]
+
+
+def test_pull_does_not_fail_if_the_report_fails(tmp_path):
+    with damaged_topic(tmp_path / "store") as damaged:
+
+        def refuse(positions, timeout_s):
+            raise ServiceNotAvailableError("busy")
+
+        damaged.storage.report_damage = refuse
+        assert len(damaged.admin.pull(QUEUE, 0, max_messages=1000).messages) == len(damaged.bodies)
