@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import raymq
 from raymq.common.errors import RaymqError
 from tests.support.history.workload import read_back
-from tests.support.replicas.ray_replicas import RayReplicas
+from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas
 
 
 def main(broker: str, replicas: int) -> None:
@@ -37,6 +37,14 @@ def main(broker: str, replicas: int) -> None:
 
     with raymq.connect() as mq:
 
+        def change(count: int) -> None:
+            """Change the number of replicas, and wait until the change has ended. From then on, the group has settled
+            when `count` replicas are in sync."""
+            mq.admin.change_replicas(broker, count)
+            report = mq.admin.wait_for_replicas(broker, HEAL_TIMEOUT_S)
+            assert report.change == "", report
+            group.expect(count)
+
         def read(topic: str) -> list[Any]:
             """Return the producer and the sequence number of each message, by queue."""
             return [
@@ -48,6 +56,7 @@ def main(broker: str, replicas: int) -> None:
             "account": group.account,
             "settled": group.settled,
             "equal_end": group.equal_end,
+            "change": change,
             "lead": lead,
             "read": read,
         }

@@ -3,7 +3,7 @@ network.
 
 Each machine has a replica of a broker group. On two machines a user's program sends all the time. No acknowledged
 message is lost, and two masters never acknowledge at the same time. RAYMQ_SOAK=1 tests all three kinds of partitions;
-otherwise the test isolates the master.
+otherwise the test isolates the master. The isolated master then leaves its group.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Cluster:
         assert [self.acknowledged(name) for name in names] == before
 
     def replica_on(self, name: str) -> int:
-        """Return the number of the replica whose directory is on the machine `name`."""
-        [store] = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
-        return int(store.name.rpartition("-")[2])
+        """Return the number of the replica on the machine `name`: the newest replica whose directory is there."""
+        stores = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
+        return max(int(store.name.rpartition("-")[2]) for store in stores)
 
     def check(self) -> None:
         """Check that every acknowledged message is stored once, and that the replicas' logs are equal."""
@@ -133,14 +133,27 @@ def cluster(directory: Path) -> Iterator[Cluster]:
         made.check()
 
 
-def test_a_master_that_is_cut_off_stops_and_another_leads(tmp_path: Path) -> None:
+def test_a_master_that_is_cut_off_stops_and_another_leads_and_it_can_leave_its_group(tmp_path: Path) -> None:
     with cluster(tmp_path) as queue:
-        others = (HEAD, OTHER)
-        queue.machines.cut([MASTER], others)
-        queue.machines.cut(others, [MASTER])
-        queue.more(HEAD)
+        others, cut_off = (HEAD, OTHER), queue.replica_on(MASTER)
+
+        def isolate() -> None:
+            queue.machines.cut([MASTER], others)
+            queue.machines.cut(others, [MASTER])
+            queue.more(HEAD)
+
+        isolate()
         queue.assert_standstill(MASTER)
         queue.heal(MASTER)
+        queue.hand.ask("lead", cut_off)
+        isolate()
+        queue.hand.ask("change", 2)
+        queue.more(HEAD)
+        queue.heal(MASTER)
+        assert cut_off not in {one["replica"] for one in queue.hand.ask("account")["replicas"]}
+        queue.hand.ask("change", 3)
+        assert queue.replica_on(MASTER) > cut_off, "the new replica has a directory of its own"
+        queue.more(HEAD)
 
 
 @in_soak

@@ -26,6 +26,10 @@ class RayReplicas:
         self._broker_name = broker_name
         self._replicas = replicas
 
+    def expect(self, replicas: int) -> None:
+        """Change the number of replicas that must be in sync before the group counts as settled."""
+        self._replicas = replicas
+
     def account(self) -> dict[str, Any]:
         """Return the Controller's status of the group. If the Controller does not answer, the returned status has no
         master, and its `reason` is the text of the error."""
