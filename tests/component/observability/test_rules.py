@@ -65,6 +65,11 @@ HISTORIES = [
         gauge("in_sync_replicas", 'broker="broker-a"', "3x60") | gauge("replicas", 'broker="broker-a"', "3x60"),
     ),
     History(
+        "RaymqClockSkew",
+        gauge("clock_skew_seconds", 'storage="storage-broker-a-0"', "-11x60"),
+        gauge("clock_skew_seconds", 'storage="storage-broker-a-0"', "-10x60"),
+    ),
+    History(
         "RaymqWritesRefused",
         gauge("storage_writable", 'broker="broker-a",storage="storage-broker-a-0"', "0x60"),
         gauge("storage_writable", 'broker="broker-a",storage="storage-broker-a-0"', "0x60")
@@ -131,7 +136,7 @@ HISTORIES = [
 
 
 def test_promtool_takes_the_rules() -> None:
-    assert "14 rules found" in check_with_promtool("check", "rules", str(RULES))
+    assert "15 rules found" in check_with_promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_has_a_history() -> None:
