@@ -17,7 +17,7 @@ from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from storage.append.durability import StartedAppend
-from storage.replication.epoch_file import CONFIRM_FILE, EPOCH_FILE
+from storage.replication.epoch_file import CONFIRM_FILE, EPOCH_FILE, EPOCHS_FILE
 from storage.replication.log_chunks import truncate_log
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -210,9 +210,9 @@ def test_a_chunk_that_comes_while_a_role_changes_is_refused_and_not_waited_for(g
         slave.start_append_log(following.epoch, chunk)
 
 
-def test_a_replica_whose_epoch_file_and_its_copy_are_torn_names_the_file_when_it_starts(group):
+def test_a_replica_whose_epoch_file_and_all_copies_are_torn_names_the_file_when_it_starts(group):
     group.close(SLAVE)
-    for name in (EPOCH_FILE, f"{EPOCH_FILE}.bak"):
+    for name in (EPOCH_FILE, f"{EPOCH_FILE}.bak", f"config/{EPOCHS_FILE}", f"config/{EPOCHS_FILE}.bak"):
         (group.directory(SLAVE) / name).write_bytes(bytes(10))
     with pytest.raises(StoreCorruptError, match=EPOCH_FILE):
         group.open(SLAVE)
