@@ -22,7 +22,7 @@ from actors.replica.log_mender import mend_both
 from actors.replica.replica import Replica
 from placement.election import FIXED_MASTER, ControlRules, GroupControl, Record
 from raymq.common.config.store import StoreSettings
-from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.errors import InvalidArgumentError, RaymqError, RecordsDamagedError
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
@@ -174,6 +174,8 @@ class LocalReplicas:
         with self._copying[name]:
             try:
                 self._copy(name, chunk_bytes or self._chunk_bytes)
+            except RecordsDamagedError:
+                raise
             except InvalidArgumentError:
                 # The replica asked for the log from its flushed end, before its last chunk was flushed.
                 self.replicas[name].any_store.gate.flush_all()
