@@ -20,7 +20,7 @@ import pytest
 import raymq
 from raymq.common.errors import RaymqError, StoreError
 from raymq.common.message import MessageExt
-from raymq.common.names import StorageName
+from raymq.common.names import CONTROLLER, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from tests.support.clusters.cluster import (
     Sandbox,
@@ -49,6 +49,7 @@ RESUME_S = 120.0
 OUTAGE_S = 10.0
 """Minimum time for which a disk stays broken, in seconds."""
 BACK_S = -3600.0
+AHEAD_S = 86_400.0
 SERVERS = ("Controller", "NameServer", "Broker", "Storage", "Replicator", "Rebalance", "Pull")
 FAULTY_MACHINE = Path(__file__).parents[2] / "support/faulty_machine"
 STORE_SETTINGS = """\
@@ -277,6 +278,86 @@ def test_restarted_servers_work_with_the_clock_an_hour_back(mq: raymq.Client, ma
         finally:
             (machine.faults / "clock").unlink()
     assert all(entry.committed for entry in mq.admin.describe_group("timed-pull"))
+
+
+def test_stores_and_brokers_whose_clocks_are_a_day_ahead_are_not_early(mq: raymq.Client, machine: Machine) -> None:
+    """The servers of a broker group restart with wrong clocks. No message is deleted or delivered early, and no leased
+    message is leased to a second consumer."""
+    RayReplicas(BROKER, REPLICAS).settled()
+    kept, late, leased = "kept", "late", "leased"
+    mq.admin.create_topic(kept, queues=1, reserve_time_s=300)
+    for topic in (late, leased):
+        mq.admin.create_topic(topic, queues=1)
+    bodies = {b"%d" % number for number in range(20)}
+    with (
+        mq.producer() as producer,
+        mq.simple_consumer("of-leased") as first,
+        mq.simple_consumer("of-leased") as second,
+        mq.pull_consumer("of-late", consume_from=FIRST) as consumer,
+    ):
+        first.subscribe(leased)
+        second.subscribe(leased)
+        for body in sorted(bodies):
+            producer.send(raymq.Message(kept, body))
+            producer.send(raymq.Message(leased, body))
+            producer.send(raymq.Message(late, body, delay_level=9))
+        held = {message.body for message in received(first, len(bodies))}
+        assert held == bodies
+
+        def attributes_stored() -> bool:
+            files = [machine.box.data / f"{BROKER}-{replica}/config/topics.json" for replica in range(REPLICAS)]
+            return any(path.exists() and kept in path.read_text() for path in files)
+
+        eventually(attributes_stored, "the attributes of the topic in a store")
+        restart_with_clock(machine, AHEAD_S)
+        try:
+            RayReplicas(BROKER, REPLICAS).settled()
+            producer.send(raymq.Message(kept, b"after"))
+            mq.admin.clean_store(BROKER)
+
+            def skews() -> list[float]:
+                [group] = ActorRef(CONTROLLER).call("status")["groups"]
+                return [one["clock_skew_s"] or 0.0 for one in group["replicas"]]
+
+            eventually(lambda: min(skews()) > AHEAD_S - 60, "the difference of the clocks at the Controller")
+            assert second.receive(invisible_s=60, wait_s=2) == []
+            consumer.subscribe(late)
+            assert consumer.poll(timeout_s=2) == []
+            [queue] = mq.admin.describe_topic(kept)
+            assert (queue.min_offset, queue.max_offset) == (0, len(bodies) + 1)
+        finally:
+            restart_with_clock(machine, None)
+        RayReplicas(BROKER, REPLICAS).settled()
+
+
+def received(consumer: raymq.SimpleConsumer, count: int) -> list[raymq.ReceivedMessage]:
+    """Lease `count` messages for ten minutes."""
+    messages: list[raymq.ReceivedMessage] = []
+
+    def all_received() -> bool:
+        messages.extend(consumer.receive(invisible_s=600, wait_s=1))
+        return len(messages) >= count
+
+    eventually(all_received, f"{count} leased messages")
+    return messages
+
+
+def restart_with_clock(machine: Machine, wrong_s: float | None) -> None:
+    """Kill the stores and the broker, and wait until all run again, with clocks that are wrong by `wrong_s`."""
+    if wrong_s is None:
+        (machine.faults / "clock").unlink()
+    else:
+        (machine.faults / "clock").write_text(str(wrong_s))
+    for server in ("Broker", "Storage"):
+        before = {process.pid for process in actor_processes(server)}
+        kill_actors(server)
+
+        def started_again(server: str = server, before: set[int] = before) -> bool:
+            now = {process.pid for process in actor_processes(server)}
+            wrong = {int(path.name.removeprefix("wrong-")) for path in machine.faults.glob("wrong-*")}
+            return len(now) >= len(before) and not now & before and (wrong_s is None or now <= wrong)
+
+        eventually(started_again, f"{server} with another clock", RESUME_S)
 
 
 class NotingListener:
