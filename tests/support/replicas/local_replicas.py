@@ -130,11 +130,14 @@ class LocalReplicas:
 
     def restart_lanes(self, name: int) -> LaneAddress:
         """Break all lanes (direct socket connections) of a replica, and serve new lanes at another address. Returns the
-        old address."""
-        former = self.planes[name].address
-        self.planes.pop(name).close()
+        old address.
+
+        The new address is served first, because a Replicator asks for the address again as soon as its lane breaks.
+        """
+        former = self.planes[name]
         self._open_plane(name)
-        return former
+        former.close()
+        return former.address
 
     @staticmethod
     def _open_store(settings: Any, on_stored: Any) -> MessageStore:
