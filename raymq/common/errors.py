@@ -4,6 +4,7 @@
     ├── InvalidArgumentError            29    a call's argument breaks a rule of the API
     │   ├── IllegalNameError            29    topic or group name
     │   ├── OffsetOutOfRangeError       21    an offset outside [min, max] of its queue
+    │   ├── RecordsDamagedError         29    records that another replica sent fail their checks
     │   └── FilterExpressionError       23    the text of a filter that does not compile
     ├── MessageIllegalError             13    the message breaks a rule of the format
     │   └── MessageRefusedError         13    a put hook of the store refuses the message

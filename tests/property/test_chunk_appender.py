@@ -19,6 +19,7 @@ import pytest
 
 import storage.replication.chunk_appender
 from raymq.common.errors import InvalidArgumentError
+from storage.files.age_marks import AGES_FILE
 from storage.message_store import MessageStore
 from storage.replication.chunk_appender import ChunkAppender
 from tests.support.stores.random_logs import FILE_BYTES, Log
@@ -101,7 +102,9 @@ def files_of(root: Path) -> dict[str, bytes]:
         for name in ("commitlog", "consumequeue", "batchconsumequeue", "config")
         for path in (root / name).rglob("*")
     ]
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
+    # The file of ages contains the time at which it was written.
+    paths = [path for path in paths if path.is_file() and not path.name.startswith(AGES_FILE)]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 
 import storage.dispatch.record_blocks
 import storage.recovery.log_files
+from storage.files.age_marks import AGES_FILE
 from storage.message_store import MessageStore
 from tests.support.stores.random_logs import FILE_BYTES, Log
 from tests.support.stores.stores import killed_copy, open_store
@@ -82,7 +83,7 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
     files = {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and path.name not in ("abort", "lock")
+        if path.is_file() and path.name not in ("abort", "lock") and not path.name.startswith(AGES_FILE)
     }
     queues = [
         (queue.topic, queue.queue_id, queue.min_offset, queue.next_offset, queue.max_physical_offset)

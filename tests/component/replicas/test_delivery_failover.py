@@ -64,10 +64,14 @@ def delayed(body: bytes, topic: str) -> EncodedBatch:
 
 
 def delivered(group: LocalReplicas) -> list[bytes]:
-    """Return the bodies that the master's log has in the target queue, also before a replica has copied them."""
+    """Return the bodies that the master's log has in the target queue, also before a replica has copied them. Returns
+    an empty list while a delivery is being written: its record is then visible before its queue entry."""
     store = group.master.store
     store.gate.show(store.log.end_offset)
-    return bodies_of(store)
+    try:
+        return bodies_of(store)
+    except AssertionError:
+        return []
 
 
 @pytest.mark.parametrize("topic", [TIMER_TOPIC, SCHEDULE_TOPIC])

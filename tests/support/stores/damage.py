@@ -73,7 +73,8 @@ def small_files(root: Path) -> list[str]:
 
 
 def harm(path: Path, fault: str, older: Path, rng: random.Random) -> bytes:
-    """Damage the file at `path`. Returns its content afterwards, empty for a missing file.
+    """Damage the file at `path`. Returns its content afterwards. The result is empty for a missing file, and for a file
+    that lost only white space at its end: that file is whole.
 
     `older`: the file in an older copy of the store. If this copy has no such file, an older version is a missing file.
     """
@@ -84,7 +85,11 @@ def harm(path: Path, fault: str, older: Path, rng: random.Random) -> bytes:
         changed[rng.randrange(len(data.rstrip(b"\0")) or 1)] ^= 1 << rng.randrange(8)
         data = bytes(changed)
     elif fault == "cut short":
+        whole = data.rstrip()
         data = data[: rng.randrange(1, max(len(data), 2))]
+        if data.rstrip() == whole:
+            path.write_bytes(data)
+            return b""
     elif fault == "empty":
         data = b""
     elif fault == "older version" and older.exists():

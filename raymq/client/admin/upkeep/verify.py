@@ -46,15 +46,14 @@ class VerifyAdmin(AdminBase):
         *,
         timeout_s: float | None = None,
         on_progress: OnProgress | None = None,
-        poll_s: float = VERIFY_POLL_S,
     ) -> dict[str, StoreVerification]:
         """Verify all files of each store now, at full speed, and wait for the result. Returns the result of each store,
         by storage actor.
 
         Waits up to 30 s longer if other replicas may repair the damage that was found. `timeout_s`: maximum time for
-        everything; None for no limit. `poll_s`: interval in s at which the progress is read. After the time, the
-        verification continues in the stores, and the result has `scrub.running`. Raises InvalidArgumentError if the
-        broker group is unknown. A store that does not answer has its `error` set, and may still verify its files.
+        everything; None for no limit. After this time, the verification continues in the stores, and the result has
+        `scrub.running`. Raises InvalidArgumentError if the broker group is unknown. A store that does not answer has
+        its `error` set, and may still verify its files.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         groups = self._replicas(broker_name)
@@ -80,15 +79,14 @@ class VerifyAdmin(AdminBase):
             waits = any(not one.error and not one.is_complete(numbers[name]) for name, one in found.items())
             if not waits or (until_s is not None and time.monotonic() >= until_s):
                 break
-            time.sleep(poll_s)
-        return self._after_repairs(groups, found, until_s, poll_s)
+            time.sleep(VERIFY_POLL_S)
+        return self._after_repairs(groups, found, until_s)
 
     def _after_repairs(
         self,
         groups: Mapping[str, str],
         found: dict[str, StoreVerification],
         until_s: float | None,
-        poll_s: float,
     ) -> dict[str, StoreVerification]:
         """Wait until other replicas have repaired the damaged ranges of the logs, for at most REPAIR_WAIT_S. `groups`:
         the broker group of each storage actor."""
@@ -103,7 +101,7 @@ class VerifyAdmin(AdminBase):
             }
             if not damaged or time.monotonic() >= end_s:
                 return found
-            time.sleep(poll_s)
+            time.sleep(VERIFY_POLL_S)
             found |= self._of_stores(damaged, lambda name: self._call_store(name, "verification"))
 
     def _replicas(self, broker_name: str | None) -> dict[str, str]:

@@ -59,7 +59,7 @@ def broker_writable(admin: Admin, state: str, broker_name: str) -> CommandResult
 @click.argument("count", type=NumberType(NumberRange(1, REPLICAS_OF_GROUP_MAX)), required=False)
 @number_option("--replace", NumberRange(0, NUMBER_MAX), "Replace this replica by a new replica on another node.")
 @click.option("--cancel", is_flag=True, help="Cancel the current change, as long as no replica has left.")
-@click.option("--wait/--no-wait", default=True, help="Wait until the change has ended (default: yes).")
+@click.option("--no-wait", "wait", flag_value=False, default=True, help="Do not wait until the change has ended.")
 def broker_replicas(
     admin: Admin,
     progress: ProgressCallback,

@@ -62,6 +62,7 @@ def stores() -> dict[str, FakeStorage]:
 def admin(stores: dict[str, FakeStorage], monkeypatch: pytest.MonkeyPatch) -> VerifyAdmin:
     monkeypatch.setattr(verify, "REPAIR_WAIT_S", 60.0)
     monkeypatch.setattr(verify, "ADMIN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(verify, "VERIFY_POLL_S", 0.0)
     brokers = {
         f"broker-{group}": SimpleNamespace(storages={0: f"storage-broker-{group}-1", 1: f"storage-broker-{group}-0"})
         for group in "ab"
@@ -87,7 +88,7 @@ def test_an_unknown_broker_group_is_refused(admin):
 
 def test_all_stores_are_verified_and_the_progress_is_told(admin, stores):
     told: list[tuple[int, int]] = []
-    found = admin.verify_stores(on_progress=lambda *both: told.append(both), poll_s=0)
+    found = admin.verify_stores(on_progress=lambda *both: told.append(both))
     assert all(one.scrub.completed == 1 and not one.lost and not one.error for one in found.values())
     assert all(store.calls.count("verify") == 1 for store in stores.values())
     assert told == [(40, 120), (80, 120), (120, 120)]
@@ -95,31 +96,31 @@ def test_all_stores_are_verified_and_the_progress_is_told(admin, stores):
 
 def test_repairs_by_other_replicas_are_waited_for(admin, stores):
     stores["storage-broker-a-1"].repaired_after = 5
-    found = admin.verify_stores(poll_s=0)
+    found = admin.verify_stores()
     assert [one.lost for one in found.values()] == [0, 0, 0, 0]
 
 
 def test_damage_that_no_replica_repairs_is_lost(admin, stores, monkeypatch):
     monkeypatch.setattr(verify, "REPAIR_WAIT_S", 0.01)
     stores["storage-broker-a-1"].repaired_after = None
-    found = admin.verify_stores(poll_s=0)
+    found = admin.verify_stores()
     assert {name: one.lost for name, one in found.items() if one.lost} == {"storage-broker-a-1": 1}
 
 
 def test_a_restarted_store_begins_again(admin, stores):
     stores["storage-broker-b-0"].restart_at = 2
-    found = admin.verify_stores(poll_s=0)
+    found = admin.verify_stores()
     assert found["storage-broker-b-0"].scrub.completed == 1
     assert stores["storage-broker-b-0"].calls.count("verify") == 2
 
 
 def test_a_store_that_is_away_does_not_hold_up_the_others(admin, stores):
     stores["storage-broker-a-0"].is_away = True
-    found = admin.verify_stores(poll_s=0)
+    found = admin.verify_stores()
     assert "it is away" in found["storage-broker-a-0"].error
     assert [one.scrub.completed for one in found.values()] == [0, 1, 1, 1]
 
 
 def test_the_wait_ends_after_its_time(admin):
-    found = admin.verify_stores(timeout_s=0, poll_s=0)
+    found = admin.verify_stores(timeout_s=0)
     assert all(one.scrub.running for one in found.values())

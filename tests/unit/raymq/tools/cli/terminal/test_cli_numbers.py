@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from raymq.common.names import REPLICAS_OF_GROUP_MAX
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli import cli
 from raymq.tools.cli.terminal.number_type import NumberType, RateType
@@ -26,7 +27,11 @@ def parameters(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iter
 
 
 ALL = list(parameters())
-NUMBERS = [(words, parameter, parameter.type) for words, parameter in ALL if isinstance(parameter.type, NumberType)]
+NUMBERS = [
+    (words, parameter, parameter.type)
+    for words, parameter in ALL
+    if isinstance(parameter.type, NumberType) and isinstance(parameter, click.Option)
+]
 IDS = [f"{words} {parameter.opts[0]}" for words, parameter, _ in NUMBERS]
 
 
@@ -55,6 +60,14 @@ def test_an_absurd_number_is_wrong_usage_that_names_the_bounds(
         assert f"'{parameter.opts[0]}'" in output, (text, output)
         assert str(bounds) in output, (text, output)
         assert len(output) < 1000
+
+
+@pytest.mark.parametrize("text", ["x", "", "nan", "inf", "9" * 5000, "-1", "0", "1.5", "True", "²", "0x10", "1000000"])
+def test_an_absurd_number_of_replicas_is_wrong_usage(text: str) -> None:
+    result = CliRunner().invoke(cli, ["broker", "replicas", "broker-a", "--", text], catch_exceptions=False)
+    output = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2, output
+    assert f"1 to {REPLICAS_OF_GROUP_MAX}" in output, output
 
 
 @pytest.mark.parametrize(("words", "parameter", "type_"), NUMBERS, ids=IDS)
