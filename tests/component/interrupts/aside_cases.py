@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -78,8 +79,9 @@ class Hook:
 class World:
     """A client, and the producer, consumers and other objects that the test cases call."""
 
-    def __init__(self, cluster: LocalRay) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: LocalRay, root: Path) -> None:
+        """`root`: a directory for files that calls write."""
+        self.cluster, self.root = cluster, root
         self._numbers = itertools.count()
         self.mq = raymq.connect()
         self.admin = self.mq.admin
@@ -336,6 +338,17 @@ class World:
             "delete_kv": Case(lambda: admin.delete_kv("n", "other")),
             "readings": Case(admin.readings),
             "store_statistics": Case(lambda: admin.store_statistics(BROKER)),
+            "damage": Case(admin.damage),
+            "export_damage": Case(
+                lambda: admin.export_damage(self.new, {}), self.make(lambda: str(self.root / self.name("exported")))
+            ),
+            "verification": Case(admin.verification),
+            "verify_stores": Case(lambda: admin.verify_stores(BROKER, timeout_s=0.0)),
+            # This cluster has no Controller, which changes replicas.
+            "replicas": Case(lambda: admin.replicas(BROKER), error=RaymqError),
+            "change_replicas": Case(lambda: admin.change_replicas(BROKER, 3), error=RaymqError),
+            "cancel_replica_change": Case(lambda: admin.cancel_replica_change(BROKER), error=RaymqError),
+            "wait_for_replicas": Case(lambda: admin.wait_for_replicas(BROKER, timeout_s=0.5), error=RaymqError),
             "wipe_write_perm": Case(lambda: admin.wipe_write_perm(BROKER), after=lambda: admin.add_write_perm(BROKER)),
             "create_user": Case(lambda: admin.create_user("u", "a secret of some length"), error=RaymqError),
             "update_user": Case(lambda: admin.update_user("u", enabled=False), error=RaymqError),

@@ -75,7 +75,7 @@ class Program:
         parallel.SIGNAL_LOOK_S = 0.05  # type: ignore[misc]
         self.interrupter = Interrupter()
         self.interrupter.on_handled = SignallingCall.handled.set
-        self.world = World(start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"}))
+        self.world = World(start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"}), root)
         self.chosen = chosen
         self.points: dict[str, dict[str, int]] = {}
 
