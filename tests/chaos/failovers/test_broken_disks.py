@@ -125,7 +125,7 @@ def run_without_the_disk(mq: raymq.Client, group: BrokenMaster, fault: str, hear
             senders.stop()
             senders.join(120)
             bodies = acknowledged(history)
-            eventually(lambda: bodies <= {body for _, _, body in reader.seen}, "everything pulled")
+            eventually(lambda: bodies <= {body for _, _, body in list(reader.seen)}, "everything pulled")
             eventually(lambda: bodies <= {line.encode() for line in heard.lines()}, "everything pushed")
             reader.check()
     finally:
