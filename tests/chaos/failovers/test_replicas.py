@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.support.history.log_rules import check_log
 from tests.support.history.observations import Observations, TailWatcher
 from tests.support.history.waiting import eventually
 from tests.support.history.watcher import Watcher
-from tests.support.history.workload import Senders, read_back
+from tests.support.history.workload import Senders, read_back, read_everything
 from tests.support.replicas.ray_replicas import RayReplicas, log_checksum
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -96,15 +95,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_st
             senders.stop()
             senders.join(120)
         replicas.settled()
-        queues = read_back(mq, topic)
-        report = check(history, queues)
-        print(report)
-        assert report.violations == {}
-        assert report.acknowledged > BETWEEN_FAULTS * 5
-        stored = Counter(
-            (queue, offset, sent.body()) for queue, messages in queues.items() for offset, sent in enumerate(messages)
-        )
-        eventually(lambda: watcher.failed or len(watcher.seen) >= len(stored), "everything at the consumer")
+        stored = read_everything(mq, topic, history, watcher, more_than=BETWEEN_FAULTS * 5)
     watcher.check()
     tails.check()
     assert watcher.seen == stored

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 
 import raymq
 from raymq.common.message import MessageQueue, PullStatus
+from tests.support.history.checker import check
 from tests.support.history.history import History, Operation, Outcome, Sent
 from tests.support.history.observations import Observation, Observations, Seen
+from tests.support.history.waiting import eventually
+from tests.support.history.watcher import Watcher
 
 IN_FLIGHT_MAX = 500
 SHARDS = 8
@@ -104,6 +107,23 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
     if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
+
+
+def read_everything(
+    mq: raymq.Client, topic: str, history: History, watcher: Watcher, *, more_than: int
+) -> Counter[tuple[MessageQueue, int, bytes]]:
+    """Read the topic back, and check it against the history of the sends: more than `more_than` messages must be
+    acknowledged. Waits until the watcher's consumer has seen as many messages. Returns the stored messages."""
+    queues = read_back(mq, topic)
+    report = check(history, queues)
+    print(report)
+    assert report.violations == {}
+    assert report.acknowledged > more_than
+    stored = Counter(
+        (queue, offset, sent.body()) for queue, messages in queues.items() for offset, sent in enumerate(messages)
+    )
+    eventually(lambda: watcher.failed or len(watcher.seen) >= len(stored), "everything at the consumer")
+    return stored
 
 
 def read_back(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[Sent]]:
