@@ -24,6 +24,8 @@ from raymq.common.parallel import start_daemon
 from raymq.common.protocol.store import REPORT_MAX, QueuePosition, RepairState
 from raymq.records.format.crc import SEAL_WRONG
 from raymq.records.format.decode import CRC_WRONG
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_clients import StorageClients, call_master
 
 READ_REPAIR_WAIT_S: Final = 15.0
 """Maximum time in seconds that a reader waits for the repair of a damaged record. Replicators look for damage every
@@ -49,6 +51,17 @@ def is_damage(error: BodyUnreadableError) -> bool:
     """Return True if a message cannot be read because its stored bytes are damaged. A body that its producer compressed
     wrongly is no damage, and no replica has another one."""
     return error.record_damaged or error.reason in CHECKSUM_WRONG
+
+
+def report_to_master(
+    routes: RouteSource, storages: StorageClients, queue: MessageQueue, offsets: Sequence[int]
+) -> list[RepairState]:
+    """Report the damaged records at these offsets of a queue, at most REPORT_MAX, to the queue's master. Returns what
+    the master can do for each. Raises RaymqError if the master does not answer in time."""
+    positions = [QueuePosition(queue.topic, queue.queue_id, offset) for offset in offsets]
+    return call_master(
+        routes, storages, queue, REPORT_TIMEOUT_S, lambda storage, left_s: storage.report_damage(positions, left_s)
+    )
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from raymq.client.consumer.repair_wait import (
     ASK_AGAIN_S,
     CHECKSUM_WRONG,
     READ_REPAIR_WAIT_S,
-    REPORT_TIMEOUT_S,
     is_damage,
+    report_to_master,
 )
 from raymq.client.scan.queue_bounds import bounds_of
 from raymq.client.scan.range_reader import RangeReader, RecordsChunk
@@ -31,13 +31,13 @@ from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, is_cr
 from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError, RaymqError
 from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.protocol.store import REPORT_MAX, QueuePosition, RepairState
+from raymq.common.protocol.store import REPORT_MAX, RepairState
 from raymq.records.format.hashing import java_hash
 from raymq.records.kernels.byte_column import text_array
 from raymq.records.kernels.column_bodies import BodyType
 from raymq.records.kernels.columns import Unreadable, decode_columns, schema_with, shown_batch
 from raymq.remoting.master_locator import RouteSource
-from raymq.remoting.storage_clients import StorageClients, call_master
+from raymq.remoting.storage_clients import StorageClients
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of records in one Arrow batch. This limit bounds the memory of a worker and of its executor."""
@@ -234,18 +234,11 @@ class _Repairs:
         repaired, so that it is read again. Blocks."""
         queue, deadline_s = self._queue, time.monotonic() + READ_REPAIR_WAIT_S
         new = [offset for offset in offsets if offset >= 0 and offset not in self._given_up][:REPORT_MAX]
-        positions = [QueuePosition(queue.topic, queue.queue_id, offset) for offset in new]
         self._given_up.update(new)
         states = [RepairState.PENDING] if new else []
         while RepairState.PENDING in states and time.monotonic() < deadline_s:
             try:
-                states = call_master(
-                    self._routes,
-                    self._storages,
-                    queue,
-                    REPORT_TIMEOUT_S,
-                    lambda storage, left_s: storage.report_damage(positions, left_s),
-                )
+                states = report_to_master(self._routes, self._storages, queue, new)
             except RaymqError as error:
                 logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
             if not self._waits:

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S
+from raymq.client.consumer.repair_wait import report_to_master
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, DataLossError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue, PullStatus
 from raymq.common.protocol.pop import LeasedRange
-from raymq.common.protocol.store import REPORT_MAX, FetchRequest, QueuePosition, RepairState
+from raymq.common.protocol.store import REPORT_MAX, FetchRequest, RepairState
 from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import find_unreadable, read_messages
@@ -105,15 +105,8 @@ class LeaseReader:
     def report_damage(self, queue: MessageQueue, offsets: Sequence[int]) -> list[RepairState]:
         """Report messages whose records are damaged to the queue's master, and return what the master can do for each.
         Raises RaymqError if the master does not answer in time."""
-        positions = [QueuePosition(queue.topic, queue.queue_id, offset) for offset in offsets[:REPORT_MAX]]
-        states = call_master(
-            self._routes,
-            self._storages,
-            queue,
-            REPORT_TIMEOUT_S,
-            lambda storage, left_s: storage.report_damage(positions, left_s),
-        )
-        return [*states, *[RepairState.PENDING] * (len(offsets) - len(positions))]
+        states = report_to_master(self._routes, self._storages, queue, offsets[:REPORT_MAX])
+        return [*states, *[RepairState.PENDING] * len(offsets[REPORT_MAX:])]
 
 
 def _parts(
