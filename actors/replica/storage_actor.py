@@ -504,7 +504,7 @@ class Storage:
     ) -> ReplicaState:
         """Let this actor's replica store `newest`, the Controller's newest sync-state set, and `members`, the replicas
         of the broker group. Then let the replica execute `order`, the Controller's order. An argument may be None.
-        Returns the replica's state report. See `Replica.obey` for outdated orders."""
+        Returns the replica's state report. The replica does not execute an outdated order."""
         return self._require_replica().obey(order, newest, members)
 
     @ray.method(concurrency_group="replicate")
