@@ -444,6 +444,11 @@ class World:
                 lambda: (consumer.ack(self.new), settled()),
             ),
             "change_invisible": Case(lambda: consumer.change_invisible(self.new, 0.0), lease, settled),
+            "change_invisible_handles": Case(
+                lambda: consumer.change_invisible_handles("leases", [one.handle for one in self.new], 0.0),
+                lease,
+                settled,
+            ),
             "close": Case(self.close_new, leave, self.close_new),
             "receive": Case(lambda: consumer.receive(32, INVISIBLE_S, wait_s=1.0), send, settled),
             "subscribe": Case(lambda: consumer.subscribe("leases")),

@@ -451,6 +451,10 @@ class Program:
             "ack": (lambda: consumer.ack(held), lease),
             "ack_handles": (lambda: consumer.ack_handles("leases", [one.handle for one in held]), lease),
             "change_invisible": (lambda: consumer.change_invisible(held, 0.0), lease),
+            "change_invisible_handles": (
+                lambda: consumer.change_invisible_handles("leases", [one.handle for one in held], 0.0),
+                lease,
+            ),
             "subscribe": (lambda: consumer.subscribe("leases"), send),
         }
         works()

@@ -182,6 +182,35 @@ def test_the_twin_for_asyncio_does_the_same(mq: raymq.Client) -> None:
     asyncio.run(consume())
 
 
+def test_another_process_s_receipts_are_settled_by_their_texts(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-texts", queues=2)
+    send(mq, "pop-texts", 6)
+    with mq.simple_consumer("pop-texts-g", consume_from=FIRST) as consumer:
+        consumer.subscribe("pop-texts")
+        handles: list[str] = []
+        while len(handles) < 6:
+            handles += [message.handle for message in consumer.receive(6, LONG_S)]
+    # The consumer that received the messages is closed, and this one has no subscription.
+    with mq.simple_consumer("pop-texts-g") as settler:
+        assert settler.ack_handles("pop-texts", handles[:2]) == 2
+        with pytest.raises(raymq.TopicNotExistError):
+            settler.ack_handles("pop-texts-no-topic", handles[2:3])
+        renewed = settler.change_invisible_handles("pop-texts", handles[1:4], LONG_S)
+        assert renewed[0] is None, "it is acknowledged"
+        new = [handle for handle in renewed if handle is not None]
+        assert len(new) == 2
+        assert settler.ack_handles("pop-texts", handles[2:4]) == 0, "these receipts ended"
+        assert settler.ack_handles("pop-texts", new) == 2
+        # One call forwards a message to the dead letters; a repeated one does nothing.
+        pop = settler._engine.pop
+        assert pop.dead_letter("pop-texts", handles[4], 9, "its listener failed")
+        assert not pop.dead_letter("pop-texts", handles[4], 9, "its listener failed")
+        assert settler.ack_handles("pop-texts", handles[4:]) == 1
+    [letter] = mq.admin.dead_letters("pop-texts-g").letters()
+    assert (letter.message.reconsume_times, letter.reason) == (9, "its listener failed")
+    assert mq.admin.group_summary("pop-texts-g").lag == 0
+
+
 def test_dead_letters_that_are_replayed_are_received_again(mq: raymq.Client) -> None:
     mq.admin.create_topic("pop-replay", queues=1)
     mq.admin.create_group(GroupConfig("pop-replay-g", retry_max_times=0))

@@ -227,6 +227,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
             ("receive", "max_messages", NumberRange(1, 4096)),
             ("receive", "invisible_s", NumberRange(0.1, 43_200.0)),
             ("change_invisible", "invisible_s", NumberRange(0.0, 43_200.0)),
+            ("change_invisible_handles", "invisible_s", NumberRange(0.0, 43_200.0)),
         )
     },
     ("PushConsumer.on_messages", "batch_max"): NumberRange(1, 1024),

@@ -47,6 +47,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
     unsubscribe = awaited(SimpleConsumer.unsubscribe)
     ack = awaited(SimpleConsumer.ack)
     ack_handles = awaited(SimpleConsumer.ack_handles)
+    change_invisible_handles = awaited(SimpleConsumer.change_invisible_handles)
 
     @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     async def receive(

@@ -3,7 +3,8 @@
 No member of the group owns a queue. The broker leases messages for a limited time to any member that requests some. So
 more consumers than queues share the work, and a slow message delays no other message. A message that is not
 acknowledged in time is delivered again, to any member. Each delivery increases the message's number of attempts.
-raymq.client.consumer.simple.engine makes the calls; raymq.client.consumer.simple.async_consumer is the asyncio variant.
+raymq.client.consumer.simple.pop_calls makes the calls; raymq.client.consumer.simple.async_consumer is the asyncio
+variant.
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ class SimpleConsumer(Closing):
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
         """Acknowledge messages by their `message.handle`, as `ack` does. Any process of this group may have received
-        the messages, but it must have subscribed to `topic` at that time. Raises InvalidArgumentError if a handle is
-        invalid."""
+        the messages, but it must have subscribed to `topic` at that time; this consumer needs no subscription.
+
+        Raises InvalidArgumentError if a handle is invalid or names a broker that does not have the topic, and
+        TopicNotExistError if the topic does not exist."""
         return self._engine.ack_handles(topic, handles)
 
     @overload
@@ -102,6 +105,16 @@ class SimpleConsumer(Closing):
             renewed = self._engine.change_invisible([messages], invisible_s)
             return renewed[0] if renewed else refuse(messages)
         return self._engine.change_invisible(messages, invisible_s)
+
+    @bounded(invisible_s=INVISIBLE_AGAIN)
+    def change_invisible_handles(self, topic: str, handles: Iterable[str], invisible_s: float) -> list[str | None]:
+        """Set the time after which messages are delivered again by their `message.handle`, as `change_invisible` does.
+        Any process of this group may have received the messages from `topic`.
+
+        Returns the new handle for each handle, and None for a message that was acknowledged or delivered again. Raises
+        InvalidArgumentError and TopicNotExistError as `ack_handles` does.
+        """
+        return self._engine.change_invisible_handles(topic, handles, invisible_s)
 
     def close(self) -> None:
         """Close the consumer. Messages that it has received and not acknowledged are delivered again after their

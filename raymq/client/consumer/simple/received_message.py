@@ -6,12 +6,13 @@ text (POP_CK):
     handle   first-offset pop-time-ms invisible-ms revive-queue retry broker queue offset      separated by spaces
 
 raymq has no revive queues: the field `revive-queue` is ORDER_REVIVE_QUEUE in order mode, otherwise 0. `retry` is 1 for
-a message of the group's retry topic.
+a message of the group's retry topic. A broker needs no other data to settle a message, so any process can settle a
+message that another process received.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -22,6 +23,7 @@ from msgspec import StructMeta
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt
 from raymq.common.names import RETRY_PREFIX, retry_topic
+from raymq.common.protocol.pop import ALL_OFFSETS, RECEIVE_MAX_MESSAGES, LeasedRange, LeasePart
 
 ORDER_REVIVE_QUEUE: Final = 999
 _FIELDS: Final = 8
@@ -53,6 +55,16 @@ class Receipt:
         places = (self.start, self.pop_ms, self.invisible_ms, revive_queue, retry)
         return " ".join(map(str, (*places, self.broker_name, self.queue_id, queue_offset)))
 
+    def part(self, offsets: str) -> LeasePart:
+        """Return a subset of the lease's messages, for a call to the broker. `offsets`: the subset as text
+        (raymq.common.protocol.pop)."""
+        return LeasePart(self.topic, self.queue_id, self.start, self.pop_ms, offsets)
+
+    def moved(self, new: LeasedRange) -> Receipt:
+        """Return the receipt of the lease `new`, to which the broker moved messages of this lease."""
+        places = (self.topic, self.broker_name, self.queue_id)
+        return Receipt(*places, new.start, new.pop_ms, new.invisible_ms, new.attempts, self.ordered)
+
 
 def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
     """Parse the handle of a message that `group` received from `topic`. Returns the receipt and the message's queue
@@ -66,8 +78,10 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
             raise ValueError("the handle does not have 8 fields")
         start, pop_ms, invisible_ms, revive_queue, retry = map(int, fields[:5])
         queue_id, queue_offset = int(fields[6]), int(fields[7])
-        if not 0 <= start <= queue_offset:
+        if not 0 <= start <= queue_offset < start + RECEIVE_MAX_MESSAGES:
             raise ValueError("the handle's offset is outside the handle's range of offsets")
+        if max(queue_offset, pop_ms, invisible_ms, queue_id) >= 1 << 63 or min(pop_ms, invisible_ms, queue_id) < 0:
+            raise ValueError("a number of the handle is out of range")
     except ValueError as error:
         raise InvalidArgumentError(f"{handle!r} is not the receipt handle of a received message: {error}") from None
     of_topic = retry_topic(group) if retry else topic
@@ -119,4 +133,44 @@ def received(messages: Sequence[MessageExt], receipt: Receipt) -> list[ReceivedM
 def _received(values: tuple[Any, ...], receipt: Receipt) -> ReceivedMessage:
     decoded = MessageExt.decoded(values)
     message: ReceivedMessage = _make(decoded._source, decoded._index, receipt)
+    return message
+
+
+def parts_of(messages: Iterable[ReceivedMessage]) -> list[tuple[Receipt, str]]:
+    """Group messages by their receipts (leases). Returns each receipt with the offsets of its messages, encoded as a
+    text. Raises InvalidArgumentError if an argument is not a received message."""
+    groups: dict[int, list[ReceivedMessage]] = {}
+    for message in messages:
+        groups.setdefault(id(require_received(message)._receipt), []).append(message)
+    parts = []
+    for own in groups.values():
+        receipt = own[0]._receipt
+        # `is_all`: True if the program has passed every message of the lease. `own` then has as many messages as the
+        # lease, and none of them twice.
+        is_all = len(own) == receipt.whole == len({id(message) for message in own})
+        parts.append((receipt, ALL_OFFSETS if is_all else offsets_text(receipt, own)))
+    return parts
+
+
+def offsets_text(receipt: Receipt, messages: Iterable[ReceivedMessage]) -> str:
+    """Encode the offsets of a lease's messages as a text (raymq.common.protocol.pop)."""
+    bits = 0
+    for message in messages:
+        bits |= 1 << message.queue_offset - receipt.start
+    return f"{bits:x}"
+
+
+def holds(lease: LeasedRange, queue_offset: int) -> bool:
+    """Return True if a lease includes the message at `queue_offset`."""
+    place = queue_offset - lease.start
+    return 0 <= place < lease.count and not int(lease.without, 16) >> place & 1
+
+
+def require_received(message: ReceivedMessage) -> ReceivedMessage:
+    """Return `message`. Raises InvalidArgumentError if it is not a received message."""
+    if not isinstance(message, ReceivedMessage):
+        raise InvalidArgumentError(
+            f"expected a message that receive() returned, not {type(message).__name__}; for receipt handles "
+            "as text call ack_handles or change_invisible_handles"
+        )
     return message

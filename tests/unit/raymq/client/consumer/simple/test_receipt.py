@@ -8,8 +8,7 @@ import pickle
 
 import pytest
 
-from raymq.client.consumer.simple.engine import _parts_of
-from raymq.client.consumer.simple.received_message import Receipt, parse_handle, received
+from raymq.client.consumer.simple.received_message import Receipt, parse_handle, parts_of, received
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageExt
 
@@ -49,6 +48,11 @@ def test_a_handle_is_rocketmqs_and_names_the_lease_and_the_message(receipt: Rece
         "a b c d e f g h",
         "7 1 1 0 0 broker-a 3 6",
         "7 1 1 0 0 broker-a 3 8 9",
+        # The set of the lease's offsets would be a number of 125 GB.
+        "7 1 1 0 0 broker-a 3 1000000000000",
+        "7 1 1 0 0 broker-a 3 4103",
+        "7 9223372036854775808 1 0 0 broker-a 3 7",
+        "7 1 1 0 0 broker-a -1 7",
     ],
 )
 def test_a_text_that_is_no_handle_is_refused(handle: str) -> None:
@@ -80,12 +84,12 @@ def test_a_received_message_is_a_message_with_a_receipt_that_survives_pickling_a
 def test_all_messages_of_a_lease_are_named_together_and_some_by_their_offsets() -> None:
     receipt = Receipt("orders", "broker-a", 3, 40, POP_MS, 60_000, whole=2)
     first, second = received([message(40), message(41)], receipt)
-    assert _parts_of([first, second]) == [(receipt, "")]
-    assert _parts_of([second]) == [(receipt, "2")]
-    assert _parts_of([first, first]) == [(receipt, "1")], "one message twice is not both"
-    assert sorted(bits for _, bits in _parts_of([first, copy.copy(first)])) == ["1", "1"]
+    assert parts_of([first, second]) == [(receipt, "")]
+    assert parts_of([second]) == [(receipt, "2")]
+    assert parts_of([first, first]) == [(receipt, "1")], "one message twice is not both"
+    assert sorted(bits for _, bits in parts_of([first, copy.copy(first)])) == ["1", "1"]
 
 
 def test_only_received_messages_are_settled() -> None:
     with pytest.raises(InvalidArgumentError, match="ack_handles"):
-        _parts_of([message(1)])  # type: ignore[list-item]  # that is the point
+        parts_of([message(1)])  # type: ignore[list-item]  # that is the point

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from raymq.client.consumer.simple import engine as engine_module
-from raymq.client.consumer.simple.engine import SimpleEngine
+from raymq.client.consumer.simple import taken_messages
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
-from raymq.client.consumer.simple.settings import SimpleSettings
+from raymq.client.consumer.simple.taken_messages import MessageTaker
 from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.pop import LeasedRange
 from raymq.common.protocol.store import RepairState
 from raymq.records.format.places import RecordPlaces
@@ -23,12 +23,11 @@ QUEUE = MessageQueue("orders", "broker-a", 5)
 
 
 class Calls:
-    """Fake broker that records the calls of a simple consumer's engine."""
+    """Fake broker that records the calls about leased messages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        monkeypatch.setattr(engine_module, "ActorRef", lambda name: SimpleNamespace(call=self.call))
-        monkeypatch.setattr(SimpleEngine, "_call", lambda _, name, method, *args: self.call(method, *args))
+        monkeypatch.setattr(taken_messages, "ActorRef", lambda name: SimpleNamespace(call=self.call))
 
     def call(self, method: str, *args: Any, **how: Any) -> int:
         self.made.append((method, args, how))
@@ -55,15 +54,10 @@ def take(
 ) -> tuple[list[MessageExt], Calls]:
     calls = Calls(monkeypatch)
     monkeypatch.setattr(LeaseReader, "report_damage", lambda _, queue, offsets: [state for _ in offsets])
-    simple = SimpleEngine(
-        SimpleSettings("billing"),
-        routes=None,  # type: ignore[arg-type]  # not asked
-        storages=None,  # type: ignore[arg-type]
-        announce=lambda engine, data: None,
-        on_close=lambda engine: None,
-    )
+    reader = LeaseReader(None, None)  # type: ignore[arg-type]  # not asked
+    taker = MessageTaker("billing", reader, NO_NAMESPACE, lambda name, method, *args: calls.call(method, *args))
     given, found = leased(attempts)
-    return list(simple._take("broker-a", given, found, retry_max_times)), calls
+    return list(taker._take("broker-a", given, found, retry_max_times, ordered=False)), calls
 
 
 def test_the_neighbours_are_delivered_and_the_unreadable_one_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +87,10 @@ def test_a_damaged_message_that_a_replica_may_repair_is_received_again_soon(
     [(method, (group, [part], invisible_ms, counted), _)] = calls.made
     assert (method, group, counted) == ("change_invisible", "billing", False)
     assert int(part.offsets, 16) == 0b0100
-    assert invisible_ms == engine_module.REPAIR_AGAIN_MS
+    assert invisible_ms == taken_messages.REPAIR_AGAIN_MS
 
 
 def test_a_damaged_message_is_not_received_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "READ_REPAIR_WAIT_S", 0.0)
+    monkeypatch.setattr(taken_messages, "READ_REPAIR_WAIT_S", 0.0)
     _, calls = take(monkeypatch, attempts=1, retry_max_times=2, state=RepairState.PENDING)
     assert "change_invisible" not in [method for method, _, _ in calls.made]

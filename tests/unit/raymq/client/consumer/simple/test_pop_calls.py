@@ -1,0 +1,200 @@
+"""Tests of POP calls by receipt handle: a process settles messages that it never received, with nothing but the
+texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.core.pop.leases import PopTable
+from actors.core.pop.receive import decide_receive, lease_range
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
+from raymq.client.consumer.simple import taken_messages
+from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
+from raymq.client.consumer.simple.pop_calls import PopCalls
+from raymq.client.consumer.simple.received_message import Receipt
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import MessageQueue
+from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.common.protocol.store import QueueEnds
+from raymq.records.format.places import RecordPlaces
+from raymq.records.kernels.messages import read_messages
+from tests.unit.raymq.records.kernels.test_unreadable import stored
+
+GROUP, TOPIC, BROKER = "billing", "orders", "broker-a"
+QUEUE = (TOPIC, 5)
+ENDS = {QUEUE: QueueEnds(40, 50)}
+
+
+class FakeBroker:
+    """A broker group's leases, with the decisions of a real broker, and a record of its dead letters."""
+
+    def __init__(self) -> None:
+        self.table, self.now_ms = PopTable(), 1_700_000_000_000
+        self.letters: list[dict[str, Any]] = []
+        self.fails: Exception | None = None
+
+    def lease(self, count: int) -> list[str]:
+        """Lease messages, and return their handles."""
+        request = ReceiveRequest(GROUP, (TOPIC,), count, 60_000)
+        grant = decide_receive(self.table, lambda *_: 40, [QUEUE], ENDS, request, self.now_ms)
+        self.apply(grant.change)
+        return [
+            Receipt(TOPIC, BROKER, one.queue_id, one.start, one.pop_ms, one.invisible_ms).handle(one.start + place)
+            for one in grant.ranges
+            for place in range(one.count)
+        ]
+
+    def apply(self, change: Any) -> None:
+        if change is not None:
+            self.table.apply(change)
+
+    def call(self, name: str, method: str, *args: Any) -> Any:
+        assert name == BROKER
+        settle: Callable[..., Any] = getattr(self, method)
+        return settle(*args)
+
+    def ack_messages(self, group: str, parts: list[LeasePart]) -> int:
+        settled = decide_ack(self.table, lambda *_: 40, group, parts)
+        self.apply(settled.change)
+        return settled.count
+
+    def change_invisible(
+        self, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool
+    ) -> list[LeasedRange | None]:
+        self.now_ms += 1
+        settled: SettleDecision = decide_invisible(
+            self.table, lambda *_: 40, group, parts, invisible_ms, self.now_ms, counted=counted
+        )
+        self.apply(settled.change)
+        return [None if lease is None else lease_range(*QUEUE, lease) for lease in settled.leases]
+
+    def send_back(self, method: str, group: str, record: bytes, **how: Any) -> None:
+        assert (method, group) == ("send_back", GROUP)
+        if self.fails is not None:
+            raise self.fails
+        self.letters.append({"record": record, **how})
+
+    def visible_now(self) -> int:
+        queue = self.table.get(GROUP, *QUEUE)
+        return 0 if queue is None else queue.due(self.now_ms)
+
+
+class FakeRoutes:
+    """Routes that know one broker; a newer route also has the brokers in `new`."""
+
+    def __init__(self, *new: str) -> None:
+        self.brokers, self.new = [BROKER], list(new)
+
+    def wait(self, topic: str, timeout_s: float) -> Any:
+        queues = [MessageQueue(topic, name, 0) for name in self.brokers]
+        return SimpleNamespace(queues=queues, all_queues=queues, subscribe_queues=queues)
+
+    def invalidate(self, topic: str) -> None:
+        self.brokers += self.new
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    broker = FakeBroker()
+    monkeypatch.setattr(PopCalls, "_call", lambda _, name, method, *args: broker.call(name, method, *args))
+    monkeypatch.setattr(taken_messages, "ActorRef", lambda name: SimpleNamespace(call=broker.send_back))
+    monkeypatch.setattr(LeaseReader, "read", lambda _, name, given, wanted, max_bytes: read(given))
+    return broker
+
+
+def read(given: LeasedRange) -> LeasedMessages:
+    """Return the one message of a lease. The message at offset 48 has a damaged record; retention deleted offset 49."""
+    located = stored([b"body of %d" % given.start], {})
+    [message] = read_messages(
+        located.data,
+        located.starts,
+        broker_name=BROKER,
+        places=RecordPlaces.of(MessageQueue(TOPIC, BROKER, 5), located),
+    )
+    if given.start == 48:
+        error = BodyUnreadableError("orders@broker-a:5", 48, -1, "the checksum differs", record_damaged=True)
+        return LeasedMessages(end=49, unreadable={48: UnreadableMessage(message, error, b"")})
+    if given.start == 49:
+        return LeasedMessages(end=50)
+    return LeasedMessages([message], [(located, [0])], given.start + 1, 44)
+
+
+def calls(routes: FakeRoutes | None = None) -> PopCalls:
+    """Return POP calls of a process that has received nothing."""
+    return PopCalls(GROUP, routes=routes or FakeRoutes(), storages=None)  # type: ignore[arg-type]  # fakes
+
+
+def test_handles_that_another_process_received_are_acknowledged_once(broker: FakeBroker) -> None:
+    handles = broker.lease(4)
+    assert calls().ack_handles(TOPIC, [handles[0], handles[2], handles[2]]) == 2
+    assert calls().ack_handles(TOPIC, handles) == 2
+    assert calls().ack_handles(TOPIC, handles) == 0
+    assert broker.table.get(GROUP, *QUEUE) is None
+
+
+def test_a_changed_handle_replaces_the_old_one_and_each_caller_gets_its_own(broker: FakeBroker) -> None:
+    handles = broker.lease(3)
+    assert calls().ack_handles(TOPIC, handles[1:2]) == 1
+    first, second, third, again = calls().change_invisible_handles(TOPIC, [*handles, handles[0]], 5_000)
+    assert second is None, "it is acknowledged"
+    assert first is not None
+    assert third is not None
+    assert first == again
+    assert (first.split(" ")[-1], third.split(" ")[-1]) == ("40", "42")
+    assert calls().change_invisible_handles(TOPIC, handles, 5_000) == [None, None, None]
+    assert calls().ack_handles(TOPIC, handles) == 0, "the old receipts ended"
+    assert calls().ack_handles(TOPIC, [first, third]) == 2
+
+
+def test_a_handle_of_a_broker_without_the_topic_is_refused(broker: FakeBroker) -> None:
+    [handle] = broker.lease(1)
+    other = handle.replace(BROKER, "broker-b")
+    with pytest.raises(InvalidArgumentError, match="not on broker 'broker-b'"):
+        calls().ack_handles(TOPIC, [handle, other])
+    with pytest.raises(InvalidArgumentError, match="not on broker 'broker-b'"):
+        calls().change_invisible_handles(TOPIC, [other], 1_000)
+    with pytest.raises(AssertionError):
+        calls(FakeRoutes("broker-b")).ack_handles(TOPIC, [other])  # the newer route has the broker, so it is called
+
+
+def test_a_message_is_forwarded_to_the_dead_letters_once(broker: FakeBroker) -> None:
+    first, second = broker.lease(2)
+    assert calls().dead_letter(TOPIC, first, 7, "the listener failed") is True
+    assert calls().dead_letter(TOPIC, first, 7, "the listener failed") is False
+    [letter] = broker.letters
+    assert b"body of 40" in letter["record"]
+    assert (letter["attempts"], letter["failure"], letter["delay_level"]) == (7, "the listener failed", -1)
+    assert calls().ack_handles(TOPIC, [first]) == 0
+    assert calls().dead_letter(TOPIC, second) is True
+    assert broker.letters[1]["failure"] == "not acknowledged in 1 attempts"
+    assert broker.table.get(GROUP, *QUEUE) is None
+
+
+def test_an_acknowledged_message_is_not_forwarded(broker: FakeBroker) -> None:
+    [handle] = broker.lease(1)
+    assert calls().ack_handles(TOPIC, [handle]) == 1
+    assert calls().dead_letter(TOPIC, handle, 3) is False
+    assert broker.letters == []
+
+
+def test_a_message_that_cannot_be_forwarded_is_delivered_again(broker: FakeBroker) -> None:
+    [handle] = broker.lease(1)
+    broker.fails = ServiceNotAvailableError("the store does not answer")
+    with pytest.raises(ServiceNotAvailableError):
+        calls().dead_letter(TOPIC, handle, 3)
+    assert broker.visible_now() == 1
+    assert calls().dead_letter(TOPIC, handle, 3) is False, "its lease has ended"
+
+
+def test_a_damaged_message_is_left_and_a_deleted_one_is_acknowledged(broker: FakeBroker) -> None:
+    handles = broker.lease(10)
+    with pytest.raises(BodyUnreadableError):
+        calls().dead_letter(TOPIC, handles[8], 3)
+    assert broker.visible_now() == 1, "a replica may mend it"
+    assert calls().dead_letter(TOPIC, handles[9], 3) is False
+    assert broker.letters == []
+    assert calls().ack_handles(TOPIC, handles) == 8
