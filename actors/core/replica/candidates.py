@@ -7,14 +7,22 @@ The sync-state set names the replicas that had every acknowledged message. A dis
 damaged record at the log's end is cut off like a torn record, and a damaged record in the middle leaves a hole (a
 damaged range that is kept). So a member of the sync-state set is
 
-    incomplete   if its log ends before the highest confirm offset that any answering member remembers, or has holes
-    proven       if it is complete, and its process had everything confirmed: a running process loses nothing
-    complete     otherwise: its log may have lost what was confirmed after the offset on its disk was written
+    short       if its log ends before the highest confirm offset that any answering member remembers
+    damaged     if its log is not short, but has holes
+    proven      if it is neither, and its process had everything confirmed: a running process loses nothing
+    complete    otherwise: its log may have lost what was confirmed after the offset on its disk was written
 
-The choice, in this order: the best proven member, at once; the best complete member, after all members have answered or
-the grace period is over; the best of all replicas, after all members have answered and none is complete. The last
-choice loses messages, and reports the lost offsets. The "best" replica has the longest log, by epoch first, then by
-offset; then the fewest damaged bytes; then the higher priority.
+The choice, in this order:
+
+    1. the best proven member, at once
+    2. if a member is complete: the best member that is not short, after all members have answered or the grace period
+       is over
+    3. the best of all replicas, after all members have answered and none is complete. This choice may lose messages,
+       and reports the lost offsets
+
+The "best" replica has the longest log, by epoch first, then by offset; then the fewest damaged bytes; then the higher
+priority. Length counts before damage, because a master cuts every longer log, but repairs its holes from the other
+replicas. A complete log that is shorter than a damaged log may have lost acknowledged messages at its end.
 """
 
 from __future__ import annotations
@@ -76,9 +84,11 @@ class Electorate:
         # applies to all members.
         floor = max((state.confirm_floor for state in members), default=0)
         members = [_with_floor(state, floor) for state in members]
-        complete = [state for state in members if state.complete]
-        if complete:
-            return Choice(self.accounts[self._best(complete).replica])
+        if any(state.complete for state in members):
+            # A shorter log without damage may have lost its end without a trace. So a longer log leads, although it is
+            # damaged. Its master cuts no other member, and the other members' intact bytes repair the damage.
+            reaching = [state for state in members if state.reaches_floor]
+            return Choice(self.accounts[self._best(reaching).replica])
         unknown = self.stores.keys() - {state.replica for state in members}
         if unknown and not self.unclean:
             return Choice(None, _undecided(members, unknown))

@@ -91,9 +91,14 @@ class ReplicaState:
     wall_ms: int = 0
 
     @property
+    def reaches_floor(self) -> bool:
+        """True if the replica's log does not end before its confirm floor. The log may have holes."""
+        return self.end_offset >= self.confirm_floor
+
+    @property
     def complete(self) -> bool:
         """False if the replica's log is known to lack acknowledged messages, else True."""
-        return self.end_offset >= self.confirm_floor and not self.hole_bytes
+        return self.reaches_floor and not self.hole_bytes
 
     @property
     def age(self) -> tuple[int, float]:

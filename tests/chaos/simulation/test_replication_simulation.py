@@ -46,8 +46,8 @@ def test_all_faults_together_lose_or_undo_nothing(part):
 
 
 TOGETHER_BUGS = (
-    *("skip_truncation", "acknowledge_early", "elect_outside", "ignore_floor", "lead_as_any_process"),
-    *("overwrite_by_holes", "lease_by_wall_clock"),
+    *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
+    *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),
 )
 
 

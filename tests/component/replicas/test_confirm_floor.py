@@ -82,11 +82,46 @@ def test_a_replica_that_lost_its_logs_end_reports_it_and_recovers_the_end(make):
     assert replica.account().caught_up
 
 
+def forget_confirm_offset(group: LocalReplicas, name: int) -> None:
+    """Delete the stored confirm offset of a stopped replica, so that a lost end of its log leaves no trace."""
+    for copy in (CONFIRM_FILE, f"{CONFIRM_FILE}.bak"):
+        (group.directory(name) / copy).unlink()
+
+
+def damage_body(group: LocalReplicas, name: int, number: int) -> None:
+    """Flip a bit in the body of a message in the log of a stopped replica."""
+    path = min((group.directory(name) / "commitlog").iterdir())
+    data = bytearray(path.read_bytes())
+    data[data.index(BODIES[number])] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_log_that_lost_its_end_without_a_trace_does_not_cut_longer_damaged_logs(make, short):
+    group = make()
+    ends = restart(group, {short: 40})
+    for name in sorted(group.names):
+        forget_confirm_offset(group, name)
+    damaged = dict(zip(sorted(group.names - {short}), (20, 70), strict=True))
+    for name, number in damaged.items():
+        damage_body(group, name, number)
+    for name in sorted(group.names):
+        group.open(name)
+    assert {name for name, replica in group.replicas.items() if replica.holes} == damaged.keys()
+    assert group.replicas[short].account().complete
+    group.control(6)
+    assert group.control_state.record.master != short
+    for _ in range(2):
+        group.settle()
+    assert {one.account().end_offset for one in group.replicas.values()} == set(ends.values())
+    assert all(bodies_of(one.any_store) == BODIES for one in group.replicas.values())
+    assert [one.holes for one in group.replicas.values()] == [()] * 3
+
+
 def elect_alone(group: LocalReplicas, name: int) -> None:
     """Elect a replica that has lost the end of its log and its confirm offset. The other replicas count as absent for a
     long time."""
-    for copy in (CONFIRM_FILE, f"{CONFIRM_FILE}.bak"):
-        (group.directory(name) / copy).unlink()
+    forget_confirm_offset(group, name)
     group.open(name)
     group.control_state._due_since_s = -group.control_state.rules.grace_s
     group.control_state._lease_until_s = 0.0

@@ -108,12 +108,15 @@ class Checks:
 
 
 def _no_member_is_whole(world: World) -> bool:
-    """Return True if one sync-state member has lost its directory and all other members have damaged logs. Then no
-    replica may lead."""
+    """Return True if one sync-state member has lost its directory and all other members have damaged logs, or logs that
+    end before the highest confirm floor. Then no replica may lead."""
     record = world.controller.control.record
     stores = record.sync_state_set.stores if record is not None else {}
-    own = [name for name, store_id in stores.items() if world.nodes[name].disk.store_id == store_id]
-    return len(own) < len(stores) and not any(world.nodes[name].state().complete for name in own)
+    own = [
+        world.nodes[name].state() for name, store_id in stores.items() if world.nodes[name].disk.store_id == store_id
+    ]
+    floor = max((state.confirm_floor for state in own), default=0)
+    return len(own) < len(stores) and not any(state.complete and state.end_offset >= floor for state in own)
 
 
 def _every_copy_is_lost(world: World) -> bool:

@@ -51,6 +51,8 @@ class Controller:
             control = LeadsWithAnyDirectory
         elif self.world.bugs.ignore_floor:
             control = IgnoresFloors
+        elif self.world.bugs.prefer_undamaged:
+            control = PrefersUndamaged
         elif self.world.bugs.count_early:
             control = CountsEarly
         elif self.world.bugs.remove_at_once:
@@ -147,6 +149,15 @@ class IgnoresFloors(GroupControl):
 
     def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
         super().note_account(replace(state, confirm_floor=0), now_s, asked_s)
+
+
+class PrefersUndamaged(GroupControl):
+    """A planted bug: a log without damage leads before a longer log with damage, whose end is then cut off."""
+
+    def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Any]:
+        if any(state.complete for state in alive.values()):
+            alive = {name: replace(one, log_epoch=0) if one.hole_bytes else one for name, one in alive.items()}
+        return super()._elect(alive, now_s)
 
 
 class CountsEarly(GroupControl):

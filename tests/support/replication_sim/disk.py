@@ -71,6 +71,11 @@ class Disk:
         records = enumerate(self.log[: self.flushed])
         return {(offset, *record) for offset, record in records if offset not in self.damaged}
 
+    def messages(self, *, intact: bool) -> set[int]:
+        """Return the flushed messages in the log. With `intact`, without the messages whose records are damaged."""
+        damaged = self.damaged if intact else ()
+        return {self.log[offset][1] for offset in range(self.flushed) if offset not in damaged}
+
     def offset_of(self, message: int) -> int | None:
         """Return the offset in the simulated log at which a message is stored first; None if the log does not have the
         message."""

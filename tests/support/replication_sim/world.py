@@ -80,6 +80,7 @@ class Bugs:
     elect_removed: bool = False
     forget_members: bool = False
     lease_by_wall_clock: bool = False
+    prefer_undamaged: bool = False
 
 
 class World:
@@ -118,8 +119,6 @@ class World:
         self.has_rot = False
         """True if disks damage records in this simulation. If False, replicas do not request intact records from each
         other."""
-        self.has_shortened = False
-        """True if a log has lost its end by a fault of its disk."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -325,19 +324,18 @@ def _change_replicas(world: World, rng: random.Random, kind: str) -> None:
 
 
 def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, below_floor: bool) -> None:
-    """Make one replica lose the end of its log, unless it has the last intact copy. In half of the cases the replica is
-    the master.
+    """Make one replica lose the end of its log. In half of the cases the replica is the master. Nothing happens unless
+    another member of the sync-state set has a log with all messages, and each record that is lost here is intact on
+    another disk. The other logs may be damaged, so that no replica has an intact log afterwards.
 
     With `everybody`, the processes of all replicas end, too. With `below_floor`, the shortened log ends before the
     confirm floor (the confirm offset on the replica's disk), so that the replica can detect the loss.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
-    if not node.disk.flushed or not _have_everything(world) - {node.name}:
+    if not node.disk.flushed or not _have_everything(world, intact=False) - {node.name}:
         return
-    for one in world.nodes.values() if everybody else (node,):
-        one.kill(power=False)
-        world.at(rng.uniform(0.3, 4.0), one.start)
+    restarts_s = {one: rng.uniform(0.3, 4.0) for one in (world.nodes if everybody else (node.name,))}
     # Choose the offset at which the log will end. With `below_floor`, this end lies before the confirm floor (the
     # confirm offset on the replica's disk). Otherwise, in half of the cases, the end lies at the floor or later: then
     # only the newest records are lost.
@@ -346,10 +344,13 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
     else:
         end = rng.randint(rng.choice([0, floor]), node.disk.flushed)
-    before = _intact(world) & _damaged(world)
+    lost = {record for record in node.disk.intact() if record[0] >= end}
+    if _damaged(world) & lost - _intact(world, node):
+        return
+    for one, after_s in restarts_s.items():
+        world.nodes[one].kill(power=False)
+        world.at(after_s, world.nodes[one].start)
     node.shorten(end)
-    world.has_shortened = True
-    world.note_destroyed(before - _intact(world))
 
 
 def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
@@ -385,10 +386,7 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 def _rot_each(world: World, rng: random.Random) -> None:
     """End all processes. Then damage one record on each disk; each damaged record is still intact on another disk.
     Afterwards no replica has an intact log, but the replicas can repair each other. The last record of a log is never
-    damaged. Nothing happens while a log that lost its end lacks acknowledged messages: the election would prefer this
-    shorter log without damage."""
-    if world.has_shortened and len(_have_everything(world)) < len(world.nodes):
-        return
+    damaged."""
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
         offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
@@ -409,9 +407,9 @@ def _damaged(world: World) -> set[tuple[int, int, int]]:
     return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
 
 
-def _have_everything(world: World) -> frozenset[int]:
+def _have_everything(world: World, *, intact: bool = True) -> frozenset[int]:
     """Return the members of the sync-state set that lost no message: their disks have every message that was
-    acknowledged, or that a consumer read."""
+    acknowledged, or that a consumer read. With `intact`, none of these messages is damaged on their disks."""
     if not world.controller.records:
         return frozenset()
     stores = world.controller.records[-1].sync_state_set.stores
@@ -421,5 +419,5 @@ def _have_everything(world: World) -> frozenset[int]:
         for name, node in world.nodes.items()
         if stores.get(name) == node.disk.store_id
         and node.disk.flushed >= seen
-        and wanted - world.destroyed <= {message for _, _, message in node.disk.intact()}
+        and wanted - world.destroyed <= node.disk.messages(intact=intact)
     )

@@ -576,12 +576,62 @@ def test_where_losing_messages_is_allowed_a_short_log_leads_after_the_grace():
     assert "its log ends at physical offset 50" in world.control.record.loss
 
 
-def test_a_replica_with_a_hole_is_not_elected_while_a_member_without_one_answers():
+def test_of_equally_long_logs_the_one_without_damage_leads():
     world = World(RESTARTED)
-    world._change(0, end_offset=900, hole_bytes=10)
+    world._change(0, hole_bytes=10)
     elected_after(world, 1.0)
     assert world.control.record.master == 1
     assert world.control.record.loss == ""
+
+
+def test_a_log_that_lost_its_end_without_a_trace_does_not_lead_before_longer_damaged_logs():
+    """The other logs would be cut to the shorter log. The longer log's holes are repaired after the election."""
+    world = World(RESTARTED)
+    world._change(0, end_offset=80, confirm_floor=70)
+    world._change(1, confirm_floor=75, hole_bytes=10)
+    world._change(2, confirm_floor=75, hole_bytes=5)
+    elected_after(world, 1.0)
+    assert world.control.record.master == 2
+    assert world.control.record.loss == ""  # replica 0 may have the intact bytes
+
+
+def test_a_longer_damaged_log_of_an_older_epoch_does_not_lead():
+    world = World(RESTARTED)
+    world._change(0, log_epoch=4, end_offset=900, hole_bytes=10)
+    elected_after(world, 1.0)
+    assert world.control.record.master == 1
+
+
+def test_a_damaged_log_that_ends_before_the_confirm_offset_does_not_lead_whatever_its_epoch():
+    world = World(RESTARTED)
+    world._change(0, log_epoch=6, end_offset=80, hole_bytes=10)
+    world._change(1, confirm_floor=90)
+    elected_after(world, 1.0)
+    assert world.control.record.master == 1
+
+
+def test_a_damaged_log_does_not_lead_alone_while_a_member_does_not_answer():
+    world = World(RESTARTED)
+    world._change(0, end_offset=900, hole_bytes=10)
+    world.silent = {1, 2}
+    assert "replica 0 has 10 damaged bytes" in never_elected(world)
+
+
+def test_a_longer_damaged_log_leads_after_the_grace_if_a_member_does_not_answer():
+    world = World(RESTARTED)
+    world._change(0, end_offset=120, hole_bytes=10)
+    world.silent = {2}
+    assert RULES.grace_s <= elected_after(world) <= RULES.grace_s + 1.0
+    assert world.control.record.master == 0
+
+
+def test_a_process_that_ran_all_the_time_leads_before_a_longer_damaged_log():
+    """A running process has every acknowledged message, so the longer log's end was never acknowledged."""
+    world = World(RESTARTED)
+    world._change(0, end_offset=120, hole_bytes=10)
+    world._change(1, caught_up=True)
+    elected_after(world, 1.0)
+    assert world.control.record.master == 1
 
 
 def test_the_longest_log_leads_and_the_loss_is_recorded_if_none_is_complete():
