@@ -69,9 +69,12 @@ class PlaceCheck:
             return view.queue_offset > next_offset or self._ends.is_complete_at(physical_offset)
         if not queue.first_offset <= view.queue_offset < queue.next_offset:
             return True
-        begins = np.array([physical_offset], np.int64)
-        return _leads_elsewhere(queue, view.queue_offset, begins) and (
-            self._reader is not None and leads_to_own(queue, view.queue_offset, self._reader)
+        if self._reader is None or not _leads_elsewhere(queue, view.queue_offset, np.array([physical_offset])):
+            return False
+        # If the record of the named unit is damaged, this record could take its place. A unit that points to this
+        # record from another place shows that this record's own place has changed.
+        return leads_to_own(queue, view.queue_offset, self._reader) or (
+            true_place(self._queues, view, physical_offset, visible_only=False) is not None
         )
 
     def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
@@ -109,9 +112,14 @@ def units_agree(queues: QueueTable, block: Block, physical_offset: int) -> bool:
     return True
 
 
-def true_place(queues: QueueTable, view: DispatchView, physical_offset: int) -> QueueUnit | None:
-    """Return the true place (queue and queue offset) of the visible record at `physical_offset`, if the disk has
-    changed the place that the record names. Return None if nothing shows such a change.
+def true_place(
+    queues: QueueTable, view: DispatchView, physical_offset: int, *, visible_only: bool = True
+) -> QueueUnit | None:
+    """Return the true place (queue and queue offset) of the record at `physical_offset`, if the disk has changed the
+    place that the record names. Return None if nothing shows such a change.
+
+    `visible_only`: search only the units that consumers may see. A recovery passes False, because consumers see nothing
+    yet, and no other thread appends.
 
     The change is certain if a unit points to exactly this record from a place that the record does not name, and no
     unit points to the record from the place that it names. Searches the units of all queues, at about 50 µs per queue.
@@ -128,7 +136,8 @@ def true_place(queues: QueueTable, view: DispatchView, physical_offset: int) -> 
         if queue.key in additional or is_light_queue(queue.topic):
             continue
         try:
-            queue_offset = queue.first_at_or_after(physical_offset)
+            find = queue.first_at_or_after if visible_only else queue.first_placed_at
+            queue_offset = find(physical_offset)
         except StoreCorruptError:
             # A queue without readable units is no evidence. Its own readers report the queue.
             continue

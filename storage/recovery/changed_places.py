@@ -173,8 +173,10 @@ class ChangedPlaces:
         """Return a record's producer, with the sequence number that the producer gave the record in its queue. Returns
         None if the record has no producer. Also returns None if a scheduler delivered the record, because its sequence
         number then belongs to another queue."""
+        if not claim.is_movable:  # the record may be damaged, so that it cannot be parsed
+            return None
         view = dispatch_view(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))
-        producer = view.producer if claim.is_movable and not was_moved(view) else None
+        producer = None if was_moved(view) else view.producer
         return None if producer is None or delivery_source(producer.producer_id) is not None else producer
 
     def _raw_topic(self, claim: PlaceClaim) -> bytes:

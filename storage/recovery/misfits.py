@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
 from raymq.records.format.encode import ProducerSequence
@@ -135,9 +135,9 @@ class Misfits:
         for a physical offset whose record an earlier recovery treated as changed."""
         index_of = {claim.physical_offset: index for index, claim in enumerate(self._claims)}
         doubted = [index for index, claim in enumerate(self._claims) if named(claim.physical_offset)]
-        breaks = self._breaks()
         first = {index_of[offset] for offset in suspects if offset in index_of}
-        self._ask_units({*first, *doubted, *(one for pair in breaks for one in self._near(*pair))})
+        gaps = [*self._breaks(), *self._excused_gaps()]
+        self._ask_units({*first, *doubted, *(one for pair in gaps for one in self._near(*pair))})
         while len(self._found) < CHANGED_RECORDS_MAX:
             moves = sorted({move for pair in self._breaks() for one in self._near(*pair) for move in self._moves(one)})
             if not moves:
@@ -178,17 +178,27 @@ class Misfits:
         adjacent records of a queue whose queue offsets are not consecutive."""
         for key in self._stale:
             self._breaks_of.pop(key, None)
-            points = [self._point(index) for index in self._chains[key]]
-            base = self._base(key)
-            if base is not None:
-                points.insert(0, _Point(-1, base - 1))
-            found = [pair for pair in pairwise(points) if self._is_break(*pair)]
+            found = [pair for pair in self._pairs(key) if self._is_break(*pair)]
             if found:
                 self._breaks_of[key] = found
         self._stale.clear()
         return sorted((pair for found in self._breaks_of.values() for pair in found), key=lambda pair: pair[1])[
             :BREAKS_MAX
         ]
+
+    def _excused_gaps(self) -> list[tuple[_Point, _Point]]:
+        """Return the first gaps that unreadable bytes may explain, at most BREAKS_MAX. A changed record may lie in such
+        a gap, too."""
+        pairs = (pair for key in self._chains if self._unknown for pair in self._pairs(key))
+        gaps = (pair for pair in pairs if pair[1].queue_offset > pair[0].queue_offset + 1 and not self._is_break(*pair))
+        return list(islice(gaps, BREAKS_MAX))
+
+    def _pairs(self, key: QueueKey) -> Iterable[tuple[_Point, _Point]]:
+        """Return the pairs of adjacent records of a queue, in order. If the queue's base is known, the first pair
+        begins with the last record before the surveyed part of the log."""
+        points = [self._point(index) for index in self._chains[key]]
+        base = self._base(key)
+        return pairwise(points if base is None else [_Point(-1, base - 1), *points])
 
     def _base(self, key: QueueKey) -> int | None:
         """Return the next offset of a queue at the start of the log range that recovery searches for changed records.
@@ -347,9 +357,11 @@ class Misfits:
         that the record names. If the unit at this place points to the record, the claim is trusted. Otherwise, search
         the places that differ from the named place in one bit. If the unit of exactly one of them points to the record,
         the claim moves to that place."""
-        for index in sorted(indices):
+        doubtful: dict[int, QueueUnit] = {}
+        waiting = sorted(indices)
+        for index in waiting:
             claim = self._claims[index]
-            if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
+            if index in self._trusted or index in doubtful or self._fits(index) or len(doubtful) >= BREAKS_MAX:
                 continue
             if self._leads_to(claim.place, claim.physical_offset, claim.size):
                 self._trusted.add(index)
@@ -359,19 +371,45 @@ class Misfits:
                 for place in one_bit_away(claim.place, self._raw_topic(claim))
                 if self._leads_to(place, claim.physical_offset, claim.size)
             ]
-            if len(places) == 1 and self._allows(index, places[0]):
-                self._move(index, places[0])
+            if len(places) == 1:
+                doubtful[index] = places[0]
+                # A record that names the true place of this record has changed, too.
+                named = self._by_offset.get(places[0].queue_offset, [])[:NEAR_MAX]
+                waiting += [one for one in named if self._claims[one].place == places[0]]
+        self._move_allowed(doubtful)
+
+    def _move_allowed(self, doubtful: dict[int, QueueUnit]) -> None:
+        """Move the records that queue units contradict to the places of these units, if the adjacent records allow it.
+        A move may allow further moves."""
+        unknown, count = self._unknown, -1
+        while count < len(self._found) < CHANGED_RECORDS_MAX:
+            count = len(self._found)
+            for index, place in doubtful.items():
+                # A gap between two records may be the place of a doubtful record, as of unreadable bytes.
+                others = [one for one in doubtful if one != index and one not in self._found]
+                self._unknown = sorted([*unknown, *(self._claims[one].physical_offset for one in others)])
+                if index not in self._found and self._allows(index, place):
+                    self._move(index, place)
+        self._unknown = unknown
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
         """Return True if the record at `index` may belong to `place` (queue and queue offset). A queue unit at `place`
         points to the record, although the record names another place.
 
         The records next to it must not contradict `place`, neither in the queue that the record names nor in the queue
-        of `place`. If both places are in one queue, these records must even confirm `place`: after a gap, RocketMQ
-        writes all units at wrong offsets.
+        of `place`. If both places are in one queue, these records or their units must even confirm `place`: after a
+        gap, RocketMQ writes all units at wrong offsets.
         """
         gain = self._gain(index, place)
-        return gain < 0 or (gain == 0 and place.key != self._places[index].key)
+        if gain == 0 and place.key == self._places[index].key:
+            rows = [point.row for point in self._around(index) if point is not None and point.row >= 0]
+            return bool(rows) and all(map(self._has_own_unit, rows))
+        return gain <= 0
+
+    def _has_own_unit(self, row: int) -> bool:
+        """Return True if a queue unit points to the record of claim `row` from the place that the record names."""
+        claim = self._claims[row]
+        return self._leads_to(claim.place, claim.physical_offset, claim.size)
 
     def _remove(self, index: int) -> None:
         if self._is_chained(index):

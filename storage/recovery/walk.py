@@ -227,7 +227,9 @@ class LogWalk:
                 return None
             if self._after_crash and is_torn(data, position, size, file_start=start, **self._files.checks):
                 return None
-            if self._end.is_named(start + position) or self._redispatch.places.is_misfit(view, start + position):
+            if not self._changed.is_surveyed(start + position) and (
+                self._end.is_named(start + position) or self._redispatch.places.is_misfit(view, start + position)
+            ):
                 self._changed.survey_around(self._marks, start + position, start + position)
             if start + position in self._changed.changes:
                 self._pass_changed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,8 @@ from storage.dispatch import record_blocks
 from storage.recovery.changed_places import FRUITLESS_MAX
 from storage.recovery.claims import ClaimReader
 from storage.recovery.earlier_records import EarlierRecords
-from tests.support.stores.stores import bodies_of, make_batch, open_store
+from tests.support.stores.damage import FIELDS, flip
+from tests.support.stores.stores import bodies_of, make_batch, open_store, placed_bodies
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
@@ -66,6 +68,39 @@ def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock
     assert "are accepted" in caplog.text
     assert (store.mender.holes, store.topics.queue_ids(), len(bodies_of(store))) == ((), {"orders": [0]}, 150)
     store.close()
+
+
+@pytest.mark.parametrize("ended", ["cleanly", "killed"])
+@pytest.mark.parametrize("first", [0, 6, 37])
+def test_damaged_neighbours_do_not_give_a_changed_record_their_place(tmp_path: Path, first: int, ended: str) -> None:
+    """Two adjacent records are damaged while the store is closed, and the queue or queue offset of one has changed. The
+    changed record must not take the place of its neighbour."""
+    bodies = [b"%03d" % number + b"x" * 100 for number in range(40)]
+    stopped = tmp_path / "stopped"
+    store = open_store(stopped)
+    store.append([make_batch(bodies)])
+    queue = store._parts.queues.get_plain("orders", 0)
+    assert queue is not None
+    units = [queue.units(offset, 1)[0] for offset in range(len(bodies))]
+    store.close()
+    for pair in product(FIELDS, FIELDS):
+        if not {"queue id", "queue offset", "topic"}.intersection(pair):
+            continue
+        root = tmp_path / "-".join(pair)
+        shutil.copytree(stopped, root)
+        if ended == "killed":
+            (root / "abort").touch()
+        for at, field in enumerate(pair, first):
+            flip(root, int(units[at]["physical_offset"]), field)
+        store = open_store(root)
+        found = placed_bodies(store)
+        queue = store._parts.queues.get_plain("orders", 0)
+        assert queue is not None
+        now = [queue.units(offset, 1)[0]["physical_offset"] for offset in range(len(bodies))]
+        store.close()
+        assert now == [unit["physical_offset"] for unit in units], pair
+        assert {body for body, own in zip(found, bodies, strict=True) if body != own} <= {None}, pair
+        assert found[:first] + found[first + 2 :] == bodies[:first] + bodies[first + 2 :], pair
 
 
 def test_only_some_records_before_the_walk_are_compared_with_all_queues(
