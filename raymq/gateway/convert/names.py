@@ -1,13 +1,25 @@
-"""Reads the names of topics and groups in a request, and the namespace in which they are.
+"""Reads the names in a request: namespace, topics, groups, filter expressions and receipt handles.
 
-Clients name the namespace in each Resource, in the metadata of the call, or in both.
+Clients name the namespace in each Resource, in the metadata of the call, or in both. A handle is raymq's text with 8
+fields. RocketMQ's brokers write a ninth field, the message's place in their log. A client may have stored such a
+handle, so the ninth field is ignored.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from raymq.client.consumer.simple.received_message import parse_handle
+from raymq.client.consumer.subscription import ALL, Subscription
+from raymq.common.errors import FilterExpressionError, IllegalNameError, InvalidArgumentError
 from raymq.common.names import check_group, check_user_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.gateway.wire.messages import Resource
+from raymq.gateway.convert.statuses import CallRefusedError
+from raymq.gateway.wire.enums import Code, FilterType
+from raymq.gateway.wire.messages import FilterExpression, Resource
+from raymq.records.filters.sql import SqlFilter
+
+_HANDLE_FIELDS: Final = 8
 
 
 def namespace_of(resource: Resource, header: str = "") -> Namespace:
@@ -27,3 +39,33 @@ def group_of(namespace: Namespace, resource: Resource) -> str:
     """Return the stored name of a consumer group. Raises IllegalNameError if the name is not legal."""
     check_group(resource.name)
     return check_group(namespace.wrap(resource.name))
+
+
+def subscription_of(topic: str, wanted: FilterExpression) -> Subscription:
+    """Return the subscription of the stored topic `topic` that a client asks for. An empty expression and ``*`` select
+    all messages, in both languages.
+
+    Raises CallRefusedError or FilterExpressionError if the expression does not compile.
+    """
+    text = wanted.expression.strip() or ALL
+    if wanted.type not in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.TAG, FilterType.SQL):
+        raise CallRefusedError(Code.ILLEGAL_FILTER_EXPRESSION, f"filter type {wanted.type} is unknown: use TAG or SQL")
+    try:
+        if wanted.type == FilterType.SQL and text != ALL:
+            return Subscription.parse(topic, SqlFilter(text))
+        return Subscription.parse(topic, text)
+    except (FilterExpressionError, IllegalNameError):
+        raise
+    except InvalidArgumentError as error:
+        raise CallRefusedError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+
+
+def handle_of(group: str, topic: str, text: str) -> str:
+    """Return the receipt handle in `text`, as raymq's calls take it. Raises CallRefusedError if it is no handle."""
+    fields = text.split(" ")
+    handle = " ".join(fields[:_HANDLE_FIELDS]) if len(fields) == _HANDLE_FIELDS + 1 else text
+    try:
+        parse_handle(group, topic, handle)
+    except InvalidArgumentError as error:
+        raise CallRefusedError(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
+    return handle

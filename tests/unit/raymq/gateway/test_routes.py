@@ -9,9 +9,7 @@ from raymq.client.consumer.simple.received_message import parse_handle
 from raymq.common.errors import FilterExpressionError, IllegalNameError, NoPermissionError
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.gateway.convert.filters import subscription_of
-from raymq.gateway.convert.handles import handle_of
-from raymq.gateway.convert.names import group_of, namespace_of, topic_of
+from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.wire.enums import AddressScheme, Code, FilterType, MessageType, Permission

@@ -1,0 +1,67 @@
+"""Makes handlers of bytes from functions of messages: parses each request, checks its client, and answers errors.
+
+An error is an answer with a status. So the client can decide by the code whether it sends the request again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, Self, TypeVar
+
+from raymq.gateway.calls import CallContext, UnaryCall
+from raymq.gateway.convert.statuses import CallRefusedError, status_of
+from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.messages import Status
+from raymq.gateway.wire.parsing import parse_request
+
+CLIENT_ID: Final = "x-mq-client-id"
+NAMESPACE_HEADER: Final = "x-mq-namespace"
+CLIENT_ID_CHARS_MAX: Final = 255
+
+
+class _AnyMessage(Protocol):
+    @classmethod
+    def FromString(cls, data: bytes) -> Self: ...  # noqa: N802  # protobuf's name
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802  # protobuf's name
+
+
+Request = TypeVar("Request", bound=_AnyMessage)
+Response = TypeVar("Response", bound=_AnyMessage)
+
+
+def client_id_of(call: CallContext) -> str:
+    """Return the id of the client that makes a call. Raises CallRefusedError if the call has no id, or a long one."""
+    client_id = call.metadata.get(CLIENT_ID, "")
+    if not client_id.strip() or len(client_id) > CLIENT_ID_CHARS_MAX:
+        raise CallRefusedError(
+            Code.CLIENT_ID_REQUIRED, f"the header {CLIENT_ID} must have 1 to {CLIENT_ID_CHARS_MAX} characters"
+        )
+    return client_id
+
+
+def namespace_header(call: CallContext) -> str:
+    """Return the namespace that the metadata of a call names; empty if they name none."""
+    return call.metadata.get(NAMESPACE_HEADER, "")
+
+
+def answered(
+    kind: type[Request],
+    answer: Callable[[CallContext, Request], Awaitable[Response]],
+    failed: Callable[[Status, Request | None], Response],
+) -> UnaryCall:
+    """Return the handler of a method. `answer`: returns the answer to a request, or raises. `failed`: makes the answer
+    to a request that failed; it gets None instead of a request that cannot be parsed."""
+
+    async def handle(call: CallContext, data: bytes) -> bytes:
+        request: Request | None = None
+        try:
+            client_id_of(call)
+            request = parse_request(kind, data)
+            response = await answer(call, request)
+        # every error of a call is answered with a status; the log has the unexpected ones
+        except Exception as error:
+            response = failed(status_of(error), request)
+        return response.SerializeToString()
+
+    return UnaryCall(handle)

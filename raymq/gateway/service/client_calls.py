@@ -1,0 +1,139 @@
+"""Answers Heartbeat, NotifyClientTermination and the stream Telemetry, with which clients begin and end.
+
+Clients wait for the answer to their settings before they start. Python's client opens a broken stream again only with
+its next settings, minutes later; until then the heartbeats of such a client are answered OK, because no other call
+needs the settings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from raymq.common.errors import RaymqError, TopicNotExistError
+from raymq.common.namespaces import Namespace
+from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefusedError
+from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
+from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
+from raymq.gateway.convert.statuses import ok
+from raymq.gateway.service.answers import answered, client_id_of, namespace_header
+from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.route_calls import is_ordered
+from raymq.gateway.wire.enums import ClientType
+from raymq.gateway.wire.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    NotifyClientTerminationRequest,
+    NotifyClientTerminationResponse,
+    Settings,
+    TelemetryCommand,
+)
+from raymq.gateway.wire.parsing import parse_request
+from raymq.gateway.wire.table import SERVICE
+
+
+class ClientCalls:
+    """The calls about clients. `clients`: the clients of this process."""
+
+    def __init__(
+        self, cluster: GatewayCluster, clients: ConnectedClients, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster, self._clients, self._clock = cluster, clients, clock
+
+    def handlers(self) -> Handlers:
+        return {
+            f"/{SERVICE}/Heartbeat": answered(
+                HeartbeatRequest, self._heartbeat, lambda status, _: HeartbeatResponse(status=status)
+            ),
+            f"/{SERVICE}/NotifyClientTermination": answered(
+                NotifyClientTerminationRequest,
+                self._terminate,
+                lambda status, _: NotifyClientTerminationResponse(status=status),
+            ),
+            f"/{SERVICE}/Telemetry": BothStreams(self._telemetry),
+        }
+
+    async def _heartbeat(self, call: CallContext, request: HeartbeatRequest) -> HeartbeatResponse:
+        group = ""
+        if request.HasField("group") and request.group.name:
+            group = group_of(namespace_of(request.group, namespace_header(call)), request.group)
+        self._clients.active(client_id_of(call), self._clock(), client_type=request.client_type, group=group)
+        return HeartbeatResponse(status=ok())
+
+    async def _terminate(
+        self, call: CallContext, request: NotifyClientTerminationRequest
+    ) -> NotifyClientTerminationResponse:
+        self._clients.forget(client_id_of(call))
+        return NotifyClientTerminationResponse(status=ok())
+
+    async def _telemetry(self, call: CallContext, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """Answer each settings of a client. Other commands answer questions of administrators, and need no answer."""
+        is_open = False
+        try:
+            client_id = client_id_of(call)
+        except RaymqError as error:
+            raise StreamRefusedError(str(error)) from None
+        try:
+            async for data in requests:
+                command = self._parsed(data)
+                if command.WhichOneof("command") != "settings":
+                    continue
+                answer = await self._answer(call, client_id, command.settings)
+                if not is_open:
+                    self._clients.stream_opened(client_id)
+                    is_open = True
+                yield TelemetryCommand(status=ok(), settings=answer).SerializeToString()
+        finally:
+            if is_open:
+                self._clients.stream_closed(client_id, self._clock())
+
+    @staticmethod
+    def _parsed(data: bytes) -> TelemetryCommand:
+        try:
+            return parse_request(TelemetryCommand, data)
+        except RaymqError as error:
+            raise StreamRefusedError(str(error)) from None
+
+    async def _answer(self, call: CallContext, client_id: str, settings: Settings) -> Settings:
+        """Return the answer to a client's settings, and register the client. Raises StreamRefusedError if the settings
+        break a rule."""
+        try:
+            check_settings(settings)
+            if settings.WhichOneof("pub_sub") == "publishing":
+                for resource in settings.publishing.topics:
+                    topic_of(namespace_of(resource, namespace_header(call)), resource)
+                group, answer = "", producer_settings(settings, self._cluster.max_body_bytes)
+            else:
+                group, answer = await self._consumer(call, settings)
+            kind = settings.client_type if settings.HasField("client_type") else ClientType.CLIENT_TYPE_UNSPECIFIED
+            self._clients.active(
+                client_id, self._clock(), client_type=kind, group=group, language=settings.user_agent.language
+            )
+        except RaymqError as error:
+            if error.retryable:
+                raise
+            raise StreamRefusedError(str(error)) from None
+        return answer
+
+    async def _consumer(self, call: CallContext, settings: Settings) -> tuple[str, Settings]:
+        subscription = settings.subscription
+        namespace = namespace_of(subscription.group, namespace_header(call))
+        group = group_of(namespace, subscription.group)
+        topics = []
+        for entry in subscription.subscriptions:
+            topics.append(topic_of(namespace, entry.topic))
+            subscription_of(topics[-1], entry.expression)
+        config = await self._cluster.group_config(group)
+        fifo = await self._any_ordered(namespace, topics)
+        return group, consumer_settings(settings, config.retry_max_times, fifo=fifo)
+
+    async def _any_ordered(self, namespace: Namespace, topics: list[str]) -> bool:
+        for topic in topics:
+            try:
+                if is_ordered(await self._cluster.route(topic)):
+                    return True
+            except TopicNotExistError:
+                # the topic may be created later; the client asks for its route then
+                continue
+        return False

@@ -1,0 +1,85 @@
+"""Answers QueryRoute and QueryAssignment: the queues of a topic, and the queues of one consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raymq.common.names import is_internal_topic
+from raymq.common.protocol.attributes import TopicMessageType
+from raymq.common.protocol.route import TopicRoute
+from raymq.gateway.calls import CallContext, Handlers
+from raymq.gateway.convert.names import group_of, namespace_of, topic_of
+from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
+from raymq.gateway.convert.statuses import ok
+from raymq.gateway.service.answers import answered, namespace_header
+from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.wire.messages import (
+    Endpoints,
+    QueryAssignmentRequest,
+    QueryAssignmentResponse,
+    QueryRouteRequest,
+    QueryRouteResponse,
+)
+from raymq.gateway.wire.table import SERVICE
+
+
+def is_ordered(route: TopicRoute) -> bool:
+    """Return whether a group receives the messages of a topic's queue in order: it does for topics of the type FIFO."""
+    return route.attributes.message_type is TopicMessageType.FIFO
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """The address of a gateway. `advertise`: the address that clients shall use, if it is not the address that they
+    used first; None for no such address."""
+
+    host: str
+    port: int
+    advertise: tuple[str, int] | None = None
+
+    def endpoints(self, asked: Endpoints) -> Endpoints:
+        """Return the endpoints to which a client sends its next calls.
+
+        They are the advertised ones, or the endpoints that the client used (`asked`), or else the gateway's own. So
+        clients behind a load balancer or a forwarded port keep their way. Raises CallRefusedError if the client's
+        endpoints are not legal.
+        """
+        if self.advertise is not None:
+            return endpoints_of(*self.advertise)
+        if not asked.addresses:
+            return endpoints_of(self.host, self.port)
+        check_endpoints(asked)
+        return asked
+
+
+class RouteCalls:
+    """The calls about routes. `address`: the gateway's address, which a caller may change."""
+
+    def __init__(self, cluster: GatewayCluster, address: GatewayAddress) -> None:
+        self._cluster, self.address = cluster, address
+
+    def handlers(self) -> Handlers:
+        return {
+            f"/{SERVICE}/QueryRoute": answered(
+                QueryRouteRequest, self._query_route, lambda status, _: QueryRouteResponse(status=status)
+            ),
+            f"/{SERVICE}/QueryAssignment": answered(
+                QueryAssignmentRequest, self._query_assignment, lambda status, _: QueryAssignmentResponse(status=status)
+            ),
+        }
+
+    async def _query_route(self, call: CallContext, request: QueryRouteRequest) -> QueryRouteResponse:
+        namespace = namespace_of(request.topic, namespace_header(call))
+        topic = topic_of(namespace, request.topic)
+        endpoints = self.address.endpoints(request.endpoints)
+        route = await self._cluster.route(topic, create=not is_internal_topic(topic))
+        return QueryRouteResponse(status=ok(), message_queues=queues_of(route, request.topic, endpoints))
+
+    async def _query_assignment(self, call: CallContext, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
+        namespace = namespace_of(request.topic, namespace_header(call))
+        topic = topic_of(namespace, request.topic)
+        group_of(namespace, request.group)
+        endpoints = self.address.endpoints(request.endpoints)
+        route = await self._cluster.route(topic)
+        found = assignments_of(route, request.topic, endpoints, ordered=is_ordered(route))
+        return QueryAssignmentResponse(status=ok(), assignments=found)

@@ -1,0 +1,104 @@
+"""Answers SendMessage and RecallMessage.
+
+The messages of all clients go through one AsyncProducer, which gathers them in batches. A request of several messages
+is stored in one queue, in order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from raymq.common.errors import RequestTimeoutError, TopicNotExistError
+from raymq.common.message import SendResult
+from raymq.common.protocol.attributes import PLAIN_ATTRIBUTES, TopicMessageType
+from raymq.gateway.calls import CallContext, Handlers
+from raymq.gateway.convert.incoming import IncomingMessage, check_kind, incoming
+from raymq.gateway.convert.names import namespace_of, topic_of
+from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
+from raymq.gateway.service.answers import answered, namespace_header
+from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.table import SERVICE
+
+ANSWER_MARGIN_S: Final = 0.1
+"""Time in seconds before the caller's deadline at which a send ends, so that its answer arrives in time."""
+
+
+class SendCalls:
+    """The calls that send messages, and recall delayed messages."""
+
+    def __init__(self, cluster: GatewayCluster) -> None:
+        self._cluster = cluster
+
+    def handlers(self) -> Handlers:
+        return {
+            f"/{SERVICE}/SendMessage": answered(wire.SendMessageRequest, self._send, _failed),
+            f"/{SERVICE}/RecallMessage": answered(
+                wire.RecallMessageRequest, self._recall, lambda status, _: wire.RecallMessageResponse(status=status)
+            ),
+        }
+
+    async def _send(self, call: CallContext, request: wire.SendMessageRequest) -> wire.SendMessageResponse:
+        messages = await self._checked(call, request)
+        results = await self._stored(call, messages)
+        entries = [_entry(result) for result in results]
+        return wire.SendMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
+
+    async def _checked(self, call: CallContext, request: wire.SendMessageRequest) -> list[IncomingMessage]:
+        """Check all messages of a request, so that either none is refused or none is sent."""
+        if not request.messages:
+            raise CallRefusedError(Code.MESSAGE_CORRUPTED, "the request has no message")
+        resource = request.messages[0].topic
+        if any(message.topic != resource for message in request.messages):
+            raise CallRefusedError(Code.MESSAGE_CORRUPTED, "the messages of a request must have the same topic")
+        topic = topic_of(namespace_of(resource, namespace_header(call)), resource)
+        now_ms, longest = time.time_ns() // 1_000_000, self._cluster.max_body_bytes
+        messages = [incoming(message, topic, now_ms, longest) for message in request.messages]
+        try:
+            attributes = (await self._cluster.route(topic)).attributes
+        except TopicNotExistError:
+            # the producer creates the topic if the cluster allows it, and raises this error otherwise
+            attributes = PLAIN_ATTRIBUTES
+        for message in messages:
+            if message.kind is TopicMessageType.TRANSACTION:
+                raise CallRefusedError(Code.NOT_IMPLEMENTED, "transactions are not implemented in this gateway")
+            check_kind(topic, attributes, message.kind)
+        return messages
+
+    async def _stored(self, call: CallContext, messages: list[IncomingMessage]) -> list[SendResult]:
+        producer, key = self._cluster.producer, messages[0].sharding_key
+        timeout_s = self._timeout_s(call)
+        if len(messages) > 1:
+            batch = [one.message for one in messages]
+            return await producer.send_batch(batch, timeout_s=timeout_s, sharding_key=key)
+        return [await producer.send(messages[0].message, timeout_s=timeout_s, sharding_key=key)]
+
+    def _timeout_s(self, call: CallContext) -> float | None:
+        """Return the timeout of a send in seconds; None for the producer's own timeout, which is enough if the caller
+        waits longer. Raises RequestTimeoutError if the caller has stopped waiting: nothing was sent."""
+        left_s = call.left_s() - ANSWER_MARGIN_S
+        if left_s <= 0:
+            raise RequestTimeoutError("a send that reached the gateway late", call.left_s())
+        return None if left_s >= self._cluster.send_timeout_s else left_s
+
+    async def _recall(self, call: CallContext, request: wire.RecallMessageRequest) -> wire.RecallMessageResponse:
+        topic = topic_of(namespace_of(request.topic, namespace_header(call)), request.topic)
+        found = await self._cluster.producer.recall(topic, request.recall_handle, timeout_s=self._timeout_s(call))
+        return wire.RecallMessageResponse(status=ok(), message_id=found)
+
+
+def _entry(result: SendResult) -> wire.SendResultEntry:
+    return wire.SendResultEntry(
+        status=sent_status(result.status),
+        message_id=result.message_id,
+        offset=result.queue_offset,
+        recall_handle=result.recall_handle,
+    )
+
+
+def _failed(status: wire.Status, request: wire.SendMessageRequest | None) -> wire.SendMessageResponse:
+    """Return the answer to a request that failed. It has an entry for each message, which clients require."""
+    count = 0 if request is None else len(request.messages)
+    return wire.SendMessageResponse(status=status, entries=[wire.SendResultEntry(status=status)] * count)

@@ -1,0 +1,91 @@
+"""A gRPC client of a gateway in the test's own process, with the gateway's own messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from raymq.client.producer.async_producer import AsyncProducer
+from raymq.client.producer.producer import Producer
+from raymq.common.errors import GroupNotExistError
+from raymq.common.protocol.group import GroupConfig
+from raymq.gateway.front.server import GrpcFront
+from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.route_calls import GatewayAddress
+from raymq.gateway.service.service import GatewayService
+from raymq.gateway.wire.messages import CLASSES
+from raymq.gateway.wire.parsing import SEND_BYTES_MAX
+from raymq.gateway.wire.table import METHODS, SERVICE
+
+HOST = "127.0.0.1"
+ANSWER_S = 60.0
+METADATA = (("x-mq-client-id", "client-1"), ("x-mq-language", "PYTHON"), ("x-mq-namespace", ""))
+
+
+class FakeGroups:
+    """Groups in memory. It records each query."""
+
+    def __init__(self, *configs: GroupConfig) -> None:
+        self.configs = {config.group: config for config in configs}
+        self.queried: list[str] = []
+
+    def group_config(self, group: str) -> GroupConfig:
+        self.queried.append(group)
+        if group not in self.configs:
+            raise GroupNotExistError(group)
+        return self.configs[group]
+
+
+class GatewayClient:
+    """Calls the methods of the service by name. `port`: the gateway's port."""
+
+    def __init__(self, channel: grpc.aio.Channel, port: int, service: GatewayService) -> None:
+        self._channel, self.port, self.service = channel, port, service
+
+    def method(self, name: str) -> Any:
+        """Return the stub of a method."""
+        [method] = [one for one in METHODS if one.name == name]
+        kind = ("stream" if method.streams_requests else "unary") + "_"
+        kind += "stream" if method.streams_responses else "unary"
+        return getattr(self._channel, kind)(
+            f"/{SERVICE}/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=CLASSES[method.response].FromString,
+        )
+
+    async def call(self, name: str, request: Any, metadata: Any = METADATA, timeout_s: float = ANSWER_S) -> Any:
+        """Call a method with one answer."""
+        return await self.method(name)(request, metadata=metadata, timeout=timeout_s)
+
+    async def bytes_of(self, name: str, data: bytes) -> Any:
+        """Call a method with any bytes as its request."""
+        [method] = [one for one in METHODS if one.name == name]
+        stub = self._channel.unary_unary(
+            f"/{SERVICE}/{name}",
+            request_serializer=None,
+            response_deserializer=CLASSES[method.response].FromString,
+        )
+        return await stub(data, metadata=METADATA, timeout=ANSWER_S)
+
+
+@asynccontextmanager
+async def gateway_of(
+    producer: Producer, groups: FakeGroups, advertise: tuple[str, int] | None = None, **more: Any
+) -> AsyncIterator[GatewayClient]:
+    """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
+    async with AsyncProducer(producer) as sender:
+        send_timeout_s = producer.settings.send_timeout_s
+        cluster = GatewayCluster(producer.test_routes, groups, sender, send_timeout_s=send_timeout_s, **more)
+        service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise))
+        front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX)
+        port = await front.start(HOST, 0)
+        service.moved(GatewayAddress(HOST, port, advertise))
+        try:
+            async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
+                yield GatewayClient(channel, port, service)
+        finally:
+            await front.stop()
+            cluster.close()
