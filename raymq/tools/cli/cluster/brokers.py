@@ -1,12 +1,8 @@
 """`raymq store`, `broker` and `check`: commands about single broker groups and their stores.
 
-<<<<<<< HEAD
-`raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends, and changes a
-broker group's replicas. `raymq check` measures the time to store a message in every broker group and to read it back.
-=======
-`raymq store` shows runtime metrics, lists damage and deletes expired messages. `raymq broker` allows or forbids sends.
-`raymq check` measures the time to store a message in every broker group and to read it back.
->>>>>>> d1189505 (raymq store repair: list what is damaged or lost, export its bytes)
+`raymq store` shows runtime metrics, verifies and repairs stores, lists damage, and deletes expired messages. `raymq
+broker` allows or forbids sends, and changes a broker group's replicas. `raymq check` measures the time to store a
+message in every broker group and to read it back.
 """
 
 from __future__ import annotations
