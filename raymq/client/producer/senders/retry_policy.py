@@ -25,6 +25,7 @@ from raymq.common.errors import (
     AccessDeniedError,
     AuthenticationError,
     ClientStateError,
+    InSyncReplicasError,
     InvalidArgumentError,
     MessageIllegalError,
     NoPermissionError,
@@ -46,6 +47,7 @@ and 1500 are not included, because raymq raises no error with these codes."""
 
 _REFUSALS: Final = (
     NotMasterError,
+    InSyncReplicasError,
     QuotaExceededError,
     SystemBusyError,
     MessageIllegalError,

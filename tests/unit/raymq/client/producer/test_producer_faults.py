@@ -18,6 +18,7 @@ from raymq.client.producer.senders.latency_fault import FAILING_S
 from raymq.client.producer.settings import ProducerSettings
 from raymq.common.errors import (
     ClientStateError,
+    InSyncReplicasError,
     MessageIllegalError,
     NotMasterError,
     RequestTimeoutError,
@@ -40,7 +41,13 @@ from tests.support.clients.producers import Gate, handed_over
 A, B = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 GONE = ServiceNotAvailableError("the actor is restarting")
 BUSY = SystemBusyError("the lock is held; nothing was stored")
-REFUSALS = [BUSY, NotMasterError("a", 3), StoreNotWritableError("the disk is full"), StoreLockedError("/x", "pid 1")]
+REFUSALS = [
+    BUSY,
+    NotMasterError("a", 3),
+    InSyncReplicasError("a", 1, 2),
+    StoreNotWritableError("the disk is full"),
+    StoreLockedError("/x", "pid 1"),
+]
 
 
 def message(body: bytes = b"x", **more) -> Message:

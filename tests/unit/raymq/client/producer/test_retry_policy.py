@@ -10,6 +10,7 @@ from raymq.common.errors import (
     AuthenticationError,
     ClientStateError,
     DataLossError,
+    InSyncReplicasError,
     MessageIllegalError,
     NotMasterError,
     QuotaExceededError,
@@ -33,6 +34,7 @@ from raymq.common.errors import (
         (AccessDeniedError("alice", "Pub on Topic:orders", "no entry"), False, False),
         (AuthenticationError("no user"), False, False),
         (NotMasterError("a", 3), False, True),
+        (InSyncReplicasError("a", 1, 2), False, True),
         (StoreNotWritableError("disk full"), False, True),
         (StoreLockedError("/x", "1"), False, True),
         (StoreFailedError("disk failed"), True, True),
@@ -52,3 +54,5 @@ def test_the_error_after_the_timeout_states_that_nothing_is_stored():
     assert type(busy) is SystemBusyError
     assert "and is not stored" in str(busy)
     assert type(given_up(RequestTimeoutError("describe", 1.0), 3.0)) is ServiceNotAvailableError
+    few = given_up(InSyncReplicasError("a", 1, 2), 3.0)
+    assert "is not stored (last failure: broker group 'a' has 1 replica(s) in sync" in str(few)
