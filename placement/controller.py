@@ -43,7 +43,7 @@ from placement.membership import describe
 from placement.reconciler import Reconciler
 from placement.repair import ReplicaGroupView
 from placement.specs import ControllerSettings
-from raymq.common.config.cluster import path_here
+from raymq.common.config.cluster import ReplicationOptions, path_here
 from raymq.common.errors import InvalidArgumentError, RaymqError, StoreCorruptError, StoreError
 from raymq.common.names import CONTROLLER, ReplicatorName, StorageName
 from raymq.remoting.actor_ref import ActorRef
@@ -102,14 +102,17 @@ class Controller:
 
     def _control(self, group: str, replicas: frozenset[int]) -> None:
         settings = self._settings
+        planned = [storage.replication for storage in settings.storages if storage.name.broker_name == group]
+        options = planned[0] if planned else ReplicationOptions()
         control = GroupControl(
             group,
             replicas,
             settings.rules,
             settings.priorities.get(group, {}),
             settings.learners.get(group, frozenset()),
-            self._required_in_sync(group),
-            self._running_replicas.get(group, frozenset()),
+            planned_min_in_sync=options.min_in_sync_replicas,
+            in_sync_replicas=options.in_sync_replicas,
+            running=self._running_replicas.get(group, frozenset()),
         )
         known = self._journal.values.get(group)
         if known is not None:
@@ -172,6 +175,18 @@ class Controller:
             control = self._require(group)
             wanted = len(control.members.staying) if count is None else count
             self._order_members(control, lambda: control.change_replicas(wanted, replace_one))
+
+    def change_min_in_sync(self, group: str, least: int) -> None:
+        """Change the minimum number of replicas in sync with which a broker group accepts messages (`raymq broker
+        replicas --min-in-sync`).
+
+        The order is durable on return, and the master follows it within a second. Repeating an order changes nothing.
+        Raises InvalidArgumentError if the replicas are being changed, or if fewer replicas are in sync, and StoreError
+        if the journal cannot be written.
+        """
+        with self._lock:
+            control = self._require(group)
+            self._order_members(control, lambda: control.change_min_in_sync(least))
 
     def cancel_change(self, group: str) -> None:
         """Cancel the change of a broker group's replicas: the replicas that it added leave again. The order is durable
@@ -275,7 +290,7 @@ class Controller:
             "learners": sorted(self._settings.learners.get(group, ())),
             "members": control.members.to_plain(),
             "change": _describe_change(control),
-            "min_in_sync_replicas": self._min_in_sync(group),
+            "min_in_sync_replicas": control.min_in_sync,
             "reason": control.reason,
             "loss": "" if record is None else record.loss,
             "replicas": [
@@ -284,16 +299,6 @@ class Controller:
                 if watched.name.broker_name == group
             ],
         }
-
-    def _required_in_sync(self, group: str) -> int:
-        """Return the number of replicas of a group that must stay in sync while other replicas leave."""
-        planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
-        return planned[0].replication.required_in_sync if planned else 1
-
-    def _min_in_sync(self, group: str) -> int:
-        """Return the number of replicas that must be in sync before the group accepts messages."""
-        planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
-        return planned[0].replication.min_in_sync_replicas if planned else 1
 
     def _replica_status(
         self, watched: _WatchedReplica, state: ReplicaState | None, leading: ReplicaState | None

@@ -35,7 +35,7 @@ from typing import Final
 
 from actors.core.replica.candidates import Choice, Electorate, against_fixed_master, describe_lack, names
 from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
-from placement.membership import begin_change, cancel_change, next_step
+from placement.membership import begin_change, cancel_change, change_min_in_sync, next_step
 from raymq.common.errors import InvalidArgumentError
 from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
@@ -151,9 +151,10 @@ class GroupControl:
 
     `planned`: the replicas that the plan names. They count until the group's replicas are changed
     (placement.membership). `priorities`: the priority of each replica; the replica with the smallest number is the
-    preferred master. `learners`: replicas that never lead. `required_in_sync`: the number of replicas that stay in sync
-    while others leave. `running`: the replicas that had a storage actor when the Controller started. Without a journal
-    they may belong to the group, too.
+    preferred master. `learners`: replicas that never lead. `planned_min_in_sync`: min_in_sync_replicas of raymq.yaml,
+    which counts until the group gets another minimum. `in_sync_replicas`: the number of copies that a message needs.
+    `running`: the replicas that had a storage actor when the Controller started. Without a journal they may belong to
+    the group, too.
     """
 
     group: str
@@ -161,7 +162,8 @@ class GroupControl:
     rules: ControlRules = field(default_factory=ControlRules)
     priorities: Mapping[int, int] = field(default_factory=dict)
     learners: frozenset[int] = frozenset()
-    required_in_sync: int = 1
+    planned_min_in_sync: int = 1
+    in_sync_replicas: int = 1
     running: frozenset[int] = frozenset()
     record: Record | None = None
     reason: str = "no replica has reported yet"
@@ -205,6 +207,16 @@ class GroupControl:
         return self.members.replicas
 
     @property
+    def min_in_sync(self) -> int:
+        """The minimum number of replicas in sync with which the master accepts messages."""
+        return self.members.min_in_sync or self.planned_min_in_sync
+
+    @property
+    def required_in_sync(self) -> int:
+        """The number of replicas that stay in sync while others leave."""
+        return max(self.min_in_sync, self.in_sync_replicas)
+
+    @property
     def able(self) -> frozenset[int]:
         """The replicas that may become the master of the group."""
         fixed = self.rules.fixed_master
@@ -246,6 +258,14 @@ class GroupControl:
             master=record.master,
             required=self.required_in_sync,
         )
+        return self._with_members(record, now)
+
+    def change_min_in_sync(self, least: int) -> Record:
+        """Change the minimum number of replicas in sync, and return the decision for the journal. Raises
+        InvalidArgumentError if the change is not possible (placement.membership)."""
+        record = self._require_record()
+        in_sync = record.sync_state_set.members
+        now = change_min_in_sync(self.group, self.members, least, present=self.min_in_sync, in_sync=in_sync)
         return self._with_members(record, now)
 
     def cancel_change(self) -> Record:

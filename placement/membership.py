@@ -57,11 +57,7 @@ def begin_change(
     first, the master last. `required`: the number of replicas that must stay in sync. Raises InvalidArgumentError if
     another change has not ended, or if the change is not possible.
     """
-    if now.is_changing:
-        raise InvalidArgumentError(
-            f"the replicas of broker group {group!r} are already being changed ({describe(now)}): wait until this "
-            f"change has ended, or cancel it with `raymq broker replicas {group} --cancel`"
-        )
+    _refuse_second_change(group, now)
     if not max(required, 1) <= count <= REPLICAS_OF_GROUP_MAX:
         raise InvalidArgumentError(
             f"broker group {group!r} can have {max(required, 1)} to {REPLICAS_OF_GROUP_MAX} replicas, not {count}"
@@ -78,7 +74,33 @@ def begin_change(
     added = frozenset(range(first, first + count - len(now.replicas - leaving)))
     if not added and not leaving:
         return now
-    return ReplicaMembers(now.version + 1, now.replicas | added, added, leaving, added, now.removed)
+    replicas = now.replicas | added
+    return replace(now, version=now.version + 1, replicas=replicas, joining=added, leaving=leaving, added=added)
+
+
+def change_min_in_sync(
+    group: str, now: ReplicaMembers, least: int, *, present: int, in_sync: Collection[int]
+) -> ReplicaMembers:
+    """Return the members with `least` as the minimum number of replicas in sync with which the master accepts messages.
+
+    `present`: this minimum now. `in_sync`: the replicas in sync now. Raises InvalidArgumentError if the replicas are
+    being changed, or if the group would refuse messages with a higher minimum.
+    """
+    _refuse_second_change(group, now)
+    if least > max(present, len(in_sync)):
+        raise InvalidArgumentError(
+            f"broker group {group!r} would refuse messages with min_in_sync_replicas {least}: only replica "
+            f"{names(in_sync)} is in sync. See `raymq broker replicas {group}`"
+        )
+    return now if now.min_in_sync == least else replace(now, version=now.version + 1, min_in_sync=least)
+
+
+def _refuse_second_change(group: str, now: ReplicaMembers) -> None:
+    if now.is_changing:
+        raise InvalidArgumentError(
+            f"the replicas of broker group {group!r} are already being changed ({describe(now)}): wait until this "
+            f"change has ended, or cancel it with `raymq broker replicas {group} --cancel`"
+        )
 
 
 def cancel_change(group: str, now: ReplicaMembers) -> ReplicaMembers:
@@ -134,9 +156,10 @@ def next_step(
         waits = f"replica {master} hands over to replica {min(able)} before it leaves"
         return ChangeStep(successor=min(able), waits=waits)
     more = now.leaving - {leaving}
-    after = ReplicaMembers(
-        now.version + 1,
-        now.replicas - {leaving},
+    after = replace(
+        now,
+        version=now.version + 1,
+        replicas=now.replicas - {leaving},
         leaving=more,
         added=now.added if more else frozenset(),
         removed=now.removed | {leaving},

@@ -44,7 +44,7 @@ class MasterSide(GroupReplica):
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
             store = self._store
-            required = self._rules.required_in_sync
+            required = self._rules.required_in_sync(self._files.members)
         not_enough = InSyncReplicasError(self._broker_name, in_sync, required) if in_sync < required else None
         has_copies = partial(self._has_copies_in, led)
         return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))

@@ -75,7 +75,8 @@ class ReplicaMembers:
     replicas that have a storage actor. `joining`: the replicas among them that have not been in the sync-state set
     since they were added. `leaving`: the replicas that end as soon as no replica is joining. `added`: the replicas that
     the current change has added. `removed`: the replicas that have left. Their numbers are never used again, and their
-    directories stay on disk. `is_final`: True if the current change can no longer be cancelled.
+    directories stay on disk. `is_final`: True if the current change can no longer be cancelled. `min_in_sync`: the
+    minimum number of replicas in sync with which the master accepts messages; 0 if raymq.yaml sets it.
     """
 
     version: int
@@ -85,6 +86,7 @@ class ReplicaMembers:
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()
     is_final: bool = False
+    min_in_sync: int = 0
 
     @property
     def is_changing(self) -> bool:
@@ -104,13 +106,15 @@ class ReplicaMembers:
     def to_plain(self) -> dict[str, Any]:
         """Return the values as JSON types."""
         sets = {name: sorted(getattr(self, name)) for name in _MEMBER_SETS}
-        return {"version": self.version, **sets, "is_final": self.is_final}
+        return {"version": self.version, **sets, "is_final": self.is_final, "min_in_sync": self.min_in_sync}
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> ReplicaMembers:
         """Parse the result of `to_plain`. Raises KeyError, TypeError or ValueError if it has another form."""
         sets = {name: frozenset(map(int, fields[name])) for name in _MEMBER_SETS}
-        return cls(int(fields["version"]), **sets, is_final=bool(fields["is_final"]))
+        # Files of earlier builds have no minimum.
+        least = int(fields.get("min_in_sync", 0))
+        return cls(int(fields["version"]), **sets, is_final=bool(fields["is_final"]), min_in_sync=least)
 
 
 _MEMBER_SETS: Final = ("replicas", "joining", "leaving", "added", "removed")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from actors.core.replica.hole_reports import HOLE_WAIT_S
 from actors.core.replica.sync_state import FixedSyncState, MasterSyncState
-from storage.replication.epochs import SyncStateSet
+from storage.replication.epochs import ReplicaMembers, SyncStateSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,15 @@ class ReplicaRules:
     may_lose_confirmed: bool = False
     hole_wait_s: float = HOLE_WAIT_S
 
-    @property
-    def required_in_sync(self) -> int:
-        """Minimum number of replicas in sync. With fewer replicas in sync, the master rejects messages.
+    def required_in_sync(self, members: ReplicaMembers | None) -> int:
+        """Return the minimum number of replicas in sync. With fewer replicas in sync, the master rejects messages.
 
-        With fixed roles the master accepts messages even if copies are missing: then only the send status differs.
+        `members`: the members of the broker group, whose minimum counts more than raymq.yaml's; None if they were never
+        changed. With fixed roles the master accepts messages even if copies are missing: then only the send status
+        differs.
         """
-        return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
+        least = self.min_in_sync_replicas if members is None else members.min_in_sync or self.min_in_sync_replicas
+        return least if self.fixed_roles else max(least, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
         """Create the object in which a new master records the progress of its followers. `first`: the master's

@@ -34,7 +34,7 @@ NAME_PARAMETERS: Final = frozenset(
 """Parameters of Admin's calls whose values are names of topics or groups, or contain such names."""
 OTHER_PARAMETERS: Final = frozenset(
     """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy contains count
-    cursor damage dead_letters decision directory dry_run enabled end_ms ids internal is_super key limit
+    cursor damage dead_letters decision directory dry_run enabled end_ms ids internal is_super key least limit
     max_messages max_scanned member message_id message_type max_ms name namespace newest_first offset on_progress
     parts perm progress queue_type rate replace replayed reserve_time_s resource secret settings sources stacks tags
     timeout_s timestamp_ms to trace_topic user value wait_s whole_bodies with_pairs writable""".split()

@@ -149,11 +149,6 @@ class ReplicationOptions(SettingsSection):
         """The replicas that only copy the log. They have the highest numbers of the configured replicas."""
         return frozenset(range(self.replicas - self.learners, self.replicas))
 
-    @property
-    def required_in_sync(self) -> int:
-        """The number of in-sync replicas that a broker group keeps while its replicas are moved or removed."""
-        return max(self.min_in_sync_replicas, self.in_sync_replicas)
-
     @model_validator(mode="after")
     def _counts_fit(self) -> ReplicationOptions:
         able = self.replicas - self.learners

@@ -318,7 +318,8 @@ _SERVERS: Final[Mapping[str, str]] = {
     " unregister_broker wipe_write_perm",
     "Rebalance": "close status",
     "Pull": "close",
-    "Controller": "balance cancel_change change_replicas close designate drain draining homes settings",
+    "Controller": "balance cancel_change change_min_in_sync change_replicas close designate drain draining homes"
+    " settings",
     "Replicator": "close status",
     "ConsoleService": "close settings",
 }

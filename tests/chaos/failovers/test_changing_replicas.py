@@ -78,6 +78,9 @@ def test_replicas_are_added_removed_and_replaced_under_load_and_nothing_is_lost_
             order(mq, 3)
             kill_actors("Controller")
             three = await_change(mq, 3)
+            mq.admin.change_min_in_sync_replicas(BROKER, 2)
+            with pytest.raises(InvalidArgumentError, match="min_in_sync_replicas and in_sync_replicas need 2"):
+                mq.admin.change_replicas(BROKER, 1)
             await_sends()
             master = three.account()["master"]
             order(mq, None, replace=master)
@@ -89,6 +92,8 @@ def test_replicas_are_added_removed_and_replaced_under_load_and_nothing_is_lost_
             order(mq, 2)
             two = await_change(mq, 2)
             await_sends()
+            assert mq.admin.replicas(BROKER).min_in_sync_replicas == 2
+            mq.admin.change_min_in_sync_replicas(BROKER, 1)
             two.fail_over()
             await_sends()
         finally:

@@ -347,6 +347,7 @@ class World:
             # This cluster has no Controller, which changes replicas.
             "replicas": Case(lambda: admin.replicas(BROKER), error=RaymqError),
             "change_replicas": Case(lambda: admin.change_replicas(BROKER, 3), error=RaymqError),
+            "change_min_in_sync_replicas": Case(lambda: admin.change_min_in_sync_replicas(BROKER, 2), error=RaymqError),
             "cancel_replica_change": Case(lambda: admin.cancel_replica_change(BROKER), error=RaymqError),
             "wait_for_replicas": Case(lambda: admin.wait_for_replicas(BROKER, timeout_s=0.5), error=RaymqError),
             "wipe_write_perm": Case(lambda: admin.wipe_write_perm(BROKER), after=lambda: admin.add_write_perm(BROKER)),

@@ -30,6 +30,7 @@ from raymq.common.names import STATE_TOPIC
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from storage.files import disk
 from storage.read import queue_queries
+from storage.replication.epochs import ReplicaMembers
 from tests.support.history.waiting import eventually
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import LOG_FILE_BYTES, bodies_of, make_batch
@@ -141,6 +142,18 @@ def test_too_few_in_sync_are_refused_before_anything_is_written(make):
         group.master.append([make_batch([b"x"])])
     assert group.master.account().end_offset == end
     [result] = group.master.append([replace(make_batch([b"x"]), wait_store_msg_ok=False)])
+    assert result.status is SendStatus.SEND_OK
+
+
+def test_the_minimum_in_sync_of_the_members_counts_more_than_the_settings(make):
+    group = make(rules=replace(RULES, min_in_sync_replicas=1))
+    group.control()
+    members = ReplicaMembers(1, frozenset({0, 1, 2}), min_in_sync=2)
+    group.master.obey(None, None, members)
+    with pytest.raises(InSyncReplicasError, match=r"min_in_sync_replicas \(2\)"):
+        group.master.append([make_batch([b"x"])])
+    group.master.obey(None, None, replace(members, version=2, min_in_sync=1))
+    [result] = group.master.append([make_batch([b"x"])])
     assert result.status is SendStatus.SEND_OK
 
 

@@ -65,7 +65,7 @@ class Controller:
             GROUP,
             self.world.planned,
             self.world.rules,
-            required_in_sync=self.world.min_in_sync,
+            planned_min_in_sync=self.world.min_in_sync,
             running=frozenset(name for name, node in self.world.nodes.items() if not node.is_removed),
         )
         self._members = self.control.members

@@ -827,6 +827,21 @@ def test_nobody_leaves_while_the_group_has_no_master():
     assert world.control.members.version == version
 
 
+def test_a_higher_minimum_in_sync_keeps_more_replicas():
+    world = World(LED, planned_min_in_sync=1)
+    world.step()
+    in_sync = len(LED.sync_state_set.members)
+    assert (world.control.min_in_sync, world.control.required_in_sync) == (1, 1)
+    with pytest.raises(InvalidArgumentError, match="would refuse messages"):
+        world.control.change_min_in_sync(in_sync + 1)
+    record = world.control.change_min_in_sync(in_sync)
+    assert record.members.min_in_sync == in_sync
+    assert (world.control.min_in_sync, world.control.required_in_sync) == (in_sync, in_sync)
+    with pytest.raises(InvalidArgumentError, match=f"min_in_sync_replicas and in_sync_replicas need {in_sync}"):
+        world.control.change_replicas(in_sync - 1)
+    assert world.control.change_min_in_sync(1).members.min_in_sync == 1
+
+
 def test_an_order_that_changes_nothing_leaves_the_decision_as_it_is():
     world = World(LED)
     world.step()

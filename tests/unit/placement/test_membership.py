@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.replica.orders import FollowerLag, ReplicaRole, ReplicaState
-from placement.membership import ChangeStep, begin_change, cancel_change, describe, next_step
+from placement.membership import ChangeStep, begin_change, cancel_change, change_min_in_sync, describe, next_step
 from raymq.common.errors import InvalidArgumentError
 from storage.replication.epochs import ReplicaMembers
 
@@ -144,6 +144,27 @@ def test_a_change_that_only_removes_is_cancelled_before_the_first_replica_has_le
     assert first is not None
     with pytest.raises(InvalidArgumentError, match=r"can no longer be cancelled \(replica 1 leaves\)"):
         cancel_change("broker-a", first)
+
+
+def test_the_minimum_in_sync_is_one_step_and_stays_while_replicas_change() -> None:
+    two = change_min_in_sync("broker-a", THREE, 2, present=1, in_sync={0, 1, 2})
+    assert two == replace(THREE, version=1, min_in_sync=2)
+    assert change_min_in_sync("broker-a", two, 2, present=2, in_sync={0}) is two
+    leaving = begin(two, 2)
+    last = next_step(leaving, stores(0, 1, 2), 0, states(0, 1, 2), 2).members
+    assert last is not None
+    assert (leaving.min_in_sync, last.min_in_sync, begin(last, 3).min_in_sync) == (2, 2, 2)
+    assert ReplicaMembers.from_plain(two.to_plain()) == two
+    old = {name: value for name, value in THREE.to_plain().items() if name != "min_in_sync"}
+    assert ReplicaMembers.from_plain(old) == THREE
+
+
+def test_a_minimum_with_which_messages_would_be_refused_is_refused_but_a_lower_one_is_not() -> None:
+    with pytest.raises(InvalidArgumentError, match="only replica 0, 2 is in sync"):
+        change_min_in_sync("broker-a", THREE, 3, present=1, in_sync={0, 2})
+    assert change_min_in_sync("broker-a", THREE, 2, present=3, in_sync={0}).min_in_sync == 2
+    with pytest.raises(InvalidArgumentError, match="already being changed"):
+        change_min_in_sync("broker-a", begin(THREE, 2), 1, present=1, in_sync={0, 1, 2})
 
 
 def test_a_change_is_described_and_survives_as_plain_values() -> None:

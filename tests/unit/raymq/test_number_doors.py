@@ -244,6 +244,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
+    ("Admin.change_min_in_sync_replicas", "least"): NumberRange(1, 9),
     ("Admin.change_replicas", "count"): NumberRange(1, 9),
     ("Admin.change_replicas", "replace"): NOT_NEGATIVE,
     ("Admin.browse", "begin_ms"): MOMENT_MS,

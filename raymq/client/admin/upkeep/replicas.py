@@ -53,6 +53,16 @@ class ReplicaAdmin(AdminBase):
             raise InvalidArgumentError("name the number of replicas, or the replica to replace")
         _controller("change_replicas", broker_name, count, replace)
 
+    @bounded(least=NumberRange(1, REPLICAS_OF_GROUP_MAX))
+    def change_min_in_sync_replicas(self, broker_name: str, least: int) -> None:
+        """Change the minimum number of replicas in sync with which a broker group accepts messages.
+
+        From then on `min_in_sync_replicas` in raymq.yaml no longer counts for this broker group. The order is durable
+        on return, and the master follows it within a second. Raises InvalidArgumentError if the replicas are being
+        changed, or if fewer replicas are in sync, so that the group would refuse messages.
+        """
+        _controller("change_min_in_sync", broker_name, least)
+
     def cancel_replica_change(self, broker_name: str) -> None:
         """Cancel the current change of a broker group's replicas: the replicas that it has added leave again.
 

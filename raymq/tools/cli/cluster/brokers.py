@@ -54,6 +54,11 @@ def broker_writable(admin: Admin, state: str, broker_name: str) -> CommandResult
 @broker_argument
 @click.argument("count", type=NumberType(NumberRange(1, REPLICAS_OF_GROUP_MAX)), required=False)
 @number_option("--replace", NumberRange(0, NUMBER_MAX), "Replace this replica by a new replica on another node.")
+@number_option(
+    "--min-in-sync",
+    NumberRange(1, REPLICAS_OF_GROUP_MAX),
+    "Accept messages only while this number of replicas is in sync.",
+)
 @click.option("--cancel", is_flag=True, help="Cancel the current change, as long as no replica has left.")
 @click.option("--no-wait", "wait", flag_value=False, default=True, help="Do not wait until the change has ended.")
 def broker_replicas(
@@ -62,29 +67,44 @@ def broker_replicas(
     broker_name: str,
     count: int | None,
     replace: int | None,
+    min_in_sync: int | None,
     cancel: bool,
     wait: bool,
 ) -> CommandResult:
     """Show a broker group's replicas, change their number, or replace one, while messages are sent and read.
 
     New replicas copy the log before others leave. Directories of removed replicas stay on their disks. Exit code 1 if
-    the change takes more than four minutes: the cluster continues it. Example: raymq broker replicas broker-a 3
+    the change takes more than four minutes: the cluster continues it. Examples: raymq broker replicas broker-a 3; raymq
+    broker replicas broker-a --min-in-sync 2
     """
     if cancel and (count is not None or replace is not None):
         raise click.UsageError("--cancel takes no number of replicas and no --replace")
-    if cancel:
+    if min_in_sync is not None and (cancel or count is not None or replace is not None):
+        raise click.UsageError("--min-in-sync is a change of its own: leave out the other changes")
+    if min_in_sync is not None:
+        admin.change_min_in_sync_replicas(broker_name, min_in_sync)
+    elif cancel:
         admin.cancel_replica_change(broker_name)
     elif count is not None or replace is not None:
         admin.change_replicas(broker_name, count, replace=replace)
     changes = cancel or count is not None or replace is not None
     group = admin.wait_for_replicas(broker_name, progress=progress) if changes and wait else admin.replicas(broker_name)
-    text = f"{broker_name} has the replicas {', '.join(str(one.replica) for one in group.replicas)}"
+    text = (
+        f"{broker_name} has the replicas {', '.join(str(one.replica) for one in group.replicas)}, and accepts messages "
+        f"while {group.min_in_sync_replicas} of them are in sync"
+    )
     names = ["replica", "role", "in_sync", "lag_bytes", "state"]
     rows = [
         [one.replica, one.role, one.replica in group.in_sync, one.lag_bytes, one.note or one.error]
         for one in group.replicas
     ]
-    plain = {"broker": broker_name, "master": group.master, "in_sync": list(group.in_sync), "change": group.change}
+    plain = {
+        "broker": broker_name,
+        "master": group.master,
+        "in_sync": list(group.in_sync),
+        "min_in_sync_replicas": group.min_in_sync_replicas,
+        "change": group.change,
+    }
     return CommandResult(
         {**plain, "replicas": [dict(zip(names, row, strict=True)) for row in rows]},
         text + (f"; {group.change}" if group.change else ""),

@@ -41,7 +41,9 @@ def test_a_set_that_cannot_be_understood_is_an_error(tmp_path):
 def test_the_newest_members_are_remembered(tmp_path):
     files = ReplicaFiles(ConfigFiles(tmp_path))
     assert files.members is None
-    newer = ReplicaMembers(4, frozenset({0, 3}), frozenset({3}), frozenset({0}), frozenset({3}), frozenset({1}), True)
+    newer = ReplicaMembers(
+        4, frozenset({0, 3}), frozenset({3}), frozenset({0}), frozenset({3}), frozenset({1}), True, 2
+    )
     files.note_members(newer)
     files.note_members(ReplicaMembers(3, frozenset({0})))
     assert ReplicaFiles(ConfigFiles(tmp_path)).members == newer

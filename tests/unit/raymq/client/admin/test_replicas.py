@@ -40,10 +40,15 @@ def status(change: str) -> dict[str, Any]:
 
 
 def test_orders_reach_the_controller(admin: ReplicaAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = Controller(monkeypatch, None, None)
+    controller = Controller(monkeypatch, None, None, None)
     admin.change_replicas("broker-a", 3)
+    admin.change_min_in_sync_replicas("broker-a", 2)
     admin.cancel_replica_change("broker-a")
-    assert controller.calls == [("change_replicas", "broker-a", 3, None), ("cancel_change", "broker-a")]
+    assert controller.calls == [
+        ("change_replicas", "broker-a", 3, None),
+        ("change_min_in_sync", "broker-a", 2),
+        ("cancel_change", "broker-a"),
+    ]
     with pytest.raises(InvalidArgumentError, match="name the number of replicas"):
         admin.change_replicas("broker-a")
 

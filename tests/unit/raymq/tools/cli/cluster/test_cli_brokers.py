@@ -39,6 +39,9 @@ class Brokers:
     def change_replicas(self, broker: str, count: int | None, *, replace: int | None) -> None:
         self.orders.append((broker, count, replace))
 
+    def change_min_in_sync_replicas(self, broker: str, least: int) -> None:
+        self.orders.append((broker, "min in sync", least))
+
     def cancel_replica_change(self, broker: str) -> None:
         self.orders.append((broker, "cancel"))
 
@@ -117,12 +120,13 @@ def test_a_verification_that_is_not_complete_in_time_fails_the_command(run: Any,
 def test_replicas_are_shown_changed_replaced_and_left_as_they_were(run: Any, admin: Brokers) -> None:
     assert "broker-a has the replicas 0, 3" in run("broker", "replicas", "broker-a").output
     assert admin.orders == []
-    for arguments in (["3"], ["--replace", "1"], ["3", "--replace", "1"], ["--cancel"]):
+    for arguments in (["3"], ["--replace", "1"], ["3", "--replace", "1"], ["--min-in-sync", "2"], ["--cancel"]):
         run("broker", "replicas", "broker-a", *arguments)
     assert admin.orders == [
         ("broker-a", 3, None),
         ("broker-a", None, 1),
         ("broker-a", 3, 1),
+        ("broker-a", "min in sync", 2),
         ("broker-a", "cancel"),
     ]
 
@@ -145,4 +149,6 @@ def test_a_change_that_has_not_ended_is_shown_and_fails_unless_nobody_waits(run:
 def test_a_cancelled_change_takes_no_other_order(run: Any, admin: Brokers) -> None:
     run("broker", "replicas", "broker-a", "3", "--cancel", code=2)
     run("broker", "replicas", "broker-a", "10", code=2)
+    for arguments in (["3"], ["--cancel"], ["--replace", "1"]):
+        run("broker", "replicas", "broker-a", "--min-in-sync", "2", *arguments, code=2)
     assert admin.orders == []
