@@ -45,7 +45,7 @@ LEASE_CLOCK: Final = LeaseClock(
     lambda: time.time_ns() // 1_000_000, lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 )
 """The clock of this broker's leases. It never returns an earlier time than the pop times of the leases that the broker
-has read. It also counts the time while the machine sleeps."""
+has read, and their extensions. It also counts the time while the machine sleeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +139,9 @@ class StoredState:
                     "the new master"
                 )
             if self._has_leases:
-                LEASE_CLOCK.not_before(state.pop.newest_pop_ms())
+                LEASE_CLOCK.not_before(state.pop.newest_ms())
             else:
-                LEASE_CLOCK.resume(state.pop.newest_pop_ms())
+                LEASE_CLOCK.resume(state.pop.newest_ms())
             self._has_leases = True
             self._state, self._ahead = state, state.copy()
             self._closed_topics = set(json.loads(closed or "[]"))

@@ -501,8 +501,8 @@ class Client(Closing):
         """Make a simple consumer in this process. The consumer leases messages for a limited time, and acknowledges
         each message separately.
 
-        The options are `ordered` (raymq.client.consumer.simple.settings.SimpleSettings), `consume_from` and
-        `consume_timestamp_ms`.
+        The options are `ordered` and `auto_renew` (raymq.client.consumer.simple.settings.SimpleSettings),
+        `consume_from` and `consume_timestamp_ms`.
         """
         from raymq.client.consumer.simple.consumer import SimpleConsumer
 

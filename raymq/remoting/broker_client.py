@@ -49,6 +49,7 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "receive_messages": ReceiveAnswer,
     "ack_messages": int,
     "change_invisible": list[LeasedRange | None],
+    "extend_invisible": list[bool],
 }
 """The methods that a broker serves over lanes (direct socket connections), with their result types."""
 

@@ -22,7 +22,7 @@ from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS
 from actors.core.pop.receive import Committed, lease_range
-from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_extend, decide_invisible
 from raymq.common.config.cluster import BrokerSettings
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
@@ -60,6 +60,7 @@ class PopMethods(GroupMethods):
             "receive_messages": self._receive_soon,
             "ack_messages": self._ack_soon,
             "change_invisible": self._change_invisible_soon,
+            "extend_invisible": self._extend_invisible_soon,
         }
 
     def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
@@ -126,6 +127,23 @@ class PopMethods(GroupMethods):
             _invisible(group, parts, invisible_ms, counted),
             lambda settled: lane.answer(encode_result(_new_ranges(parts, settled))),
             _failing(lane, "a change of the invisible time"),
+        )
+
+    def _extend_invisible_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int) -> None:
+        """Extend leases in place, to `invisible_ms` from now: the receipts of their messages stay valid. Answers after
+        the change is durable.
+
+        The answer has True for each element of `parts` that names an unacknowledged message of a lease; the whole lease
+        is then extended. It has False for an element whose lease has ended. No lease becomes shorter. Repeating the
+        call is safe. The answer can be GroupNotExistError or InvalidArgumentError.
+        """
+        self._settle_soon(
+            group,
+            lambda state, committed: decide_extend(
+                state.pop, committed, group, parts, invisible_ms, LEASE_CLOCK.now_ms()
+            ),
+            lambda settled: lane.answer(encode_result([lease is not None for lease in settled.leases])),
+            _failing(lane, "an extension of leases"),
         )
 
     def _settle_soon(

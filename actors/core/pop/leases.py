@@ -16,9 +16,9 @@ the wall clock, forward or back, changes no lease of a running broker.
 
 A new broker process reads the leases from the log, but cannot tell how much time has passed since then. A wall clock
 that is a day ahead would end all leases at once, and two consumers would hold the same message. So the clock of a new
-process continues from the newest pop time in the log (`LeaseClock.resume`). After a restart of the broker, a lease can
-therefore last longer, at most by its own invisible time. If the wall clock is more than CLOCK_ERROR_MS later than the
-newest pop time, all old leases end.
+process continues from the newest time in the log at which a lease was made or extended (`LeaseClock.resume`). After a
+restart of the broker, a lease can therefore last longer, at most by its own invisible time, or by its last extension.
+If the wall clock is more than CLOCK_ERROR_MS later than the newest of these times, all old leases end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 CLOCK_ERROR_MS: Final = 3 * 24 * 3_600_000
-"""Time in ms after the newest pop time at which all leases have certainly expired, even if the wall clock is two days
-ahead. A lease lasts at most 12 hours (INVISIBLE_MAX_MS)."""
+"""Time in ms after the newest lease or extension at which all leases have certainly expired, even if the wall clock is
+two days ahead. From then on, a lease lasts at most 12 hours (INVISIBLE_MAX_MS)."""
 
 
 class LeaseClock:
@@ -51,20 +51,21 @@ class LeaseClock:
         with self._lock:
             return self._monotonic_ms() + self._ahead_ms
 
-    def resume(self, newest_pop_ms: int) -> None:
-        """Continue the clock of the process that issued the leases in the log, from their newest pop time on.
+    def resume(self, newest_ms: int) -> None:
+        """Continue the clock of the process that issued the leases in the log, from the newest lease or extension on
+        (PopTable.newest_ms).
 
         Call this only before this process issues leases: the time may go back. Does nothing if the clock is more than
         CLOCK_ERROR_MS later.
         """
         with self._lock:
-            ahead_ms = newest_pop_ms - self._monotonic_ms()
+            ahead_ms = newest_ms - self._monotonic_ms()
             if self._ahead_ms - ahead_ms <= CLOCK_ERROR_MS:
                 self._ahead_ms = ahead_ms
 
     def not_before(self, time_ms: int) -> None:
-        """Advance the clock of leases to `time_ms`, the newest pop time in the log, unless the clock is already
-        later."""
+        """Advance the clock of leases to `time_ms`, the time of the newest lease or extension in the log, unless the
+        clock is already later."""
         with self._lock:
             self._ahead_ms = max(self._ahead_ms, time_ms - self._monotonic_ms())
 
@@ -73,7 +74,8 @@ PopChange = dict[str, Any]
 POP: Final = "pop"
 """The kind of the records that change leases: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset,
 committed offset, [set leases], [keys of dropped leases]], …]}. A lease is [start, pop time in ms, size, invisible time
-in ms, attempts, settled offsets as a hexadecimal number, attempt id]."""
+in ms, attempts, settled offsets as a hexadecimal number, attempt id, and, of an extended lease only, the time of the
+last extension in ms]."""
 
 LeaseKey = tuple[int, int]
 """The key of a lease: its first offset and its pop time in ms. The key is unique among all present and past leases of
@@ -84,7 +86,8 @@ class Lease(NamedTuple):
     """A lease of `size` queue offsets from `start` on. It was made at `pop_ms` for `invisible_ms`, as delivery attempt
     number `attempts`.
 
-    Bit i of `settled` is set if the offset `start + i` is acknowledged or belongs to another lease.
+    Bit i of `settled` is set if the offset `start + i` is acknowledged or belongs to another lease. `extended_ms`: when
+    the lease was last extended; 0 if never.
     """
 
     start: int
@@ -94,6 +97,7 @@ class Lease(NamedTuple):
     attempts: int
     settled: int = 0
     attempt_id: str = ""
+    extended_ms: int = 0
 
     @property
     def key(self) -> LeaseKey:
@@ -132,12 +136,13 @@ class Lease(NamedTuple):
 
     def record(self) -> list[int | str]:
         """Return the fields of the lease as a list, for a "pop" record."""
-        return [*self[:5], f"{self.settled:x}", self.attempt_id]
+        extended = (self.extended_ms,) if self.extended_ms else ()
+        return [*self[:5], f"{self.settled:x}", self.attempt_id, *extended]
 
     @classmethod
     def of_record(cls, record: Sequence[Any]) -> Lease:
-        start, pop_ms, size, invisible_ms, attempts, settled, attempt_id = record
-        return cls(start, pop_ms, size, invisible_ms, attempts, int(settled, 16), attempt_id)
+        start, pop_ms, size, invisible_ms, attempts, settled, attempt_id, *extended = record
+        return cls(start, pop_ms, size, invisible_ms, attempts, int(settled, 16), attempt_id, *extended)
 
 
 @dataclass(slots=True)
@@ -226,11 +231,10 @@ class PopTable:
         records change it."""
         return self.tables.get((group, topic), {}).get(queue_id)
 
-    def newest_pop_ms(self) -> int:
-        """Return the newest pop time of all leases in ms; 0 without leases."""
-        return max(
-            [pop_ms for table in self.tables.values() for q in table.values() for _, pop_ms in q.leases], default=0
-        )
+    def newest_ms(self) -> int:
+        """Return the newest time in ms at which a lease was made or extended; 0 without leases."""
+        queues = [queue for table in self.tables.values() for queue in table.values()]
+        return max([max(one.pop_ms, one.extended_ms) for queue in queues for one in queue.leases.values()], default=0)
 
     def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
         """Return the number of leased messages that are still invisible, for each queue of a topic, by queue

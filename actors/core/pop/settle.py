@@ -1,4 +1,5 @@
 """Settles leased messages: acknowledges them, changes when they become visible, or makes them available again unread.
+Also extends leases in place.
 
 This module decides what an acknowledgement does, and when it has no effect. An acknowledgement has an effect as long as
 its lease exists: even after the lease's time has passed, until the messages are leased again. A later or repeated
@@ -27,7 +28,7 @@ class SettleDecision:
     """The result of a request that acknowledges leased messages, or that changes their invisible time.
 
     `change`: the record to store; None if nothing changes. `leases`: filled only if the invisible time changes. For
-    each lease part in the request, it has the new lease, or None if the old lease has ended.
+    each lease part in the request, it has the new or extended lease, or None if the lease has ended.
     """
 
     change: PopChange | None = None
@@ -73,10 +74,7 @@ def decide_invisible(
     InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if
     the group has SPLIT_LEASES_MAX leases in the queue.
     """
-    if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
-        raise InvalidArgumentError(
-            f"invisible_s must be 0 to {INVISIBLE_MAX_MS // 1000} s, not {invisible_ms / 1000:g}"
-        )
+    _check_invisible(invisible_ms)
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
     for part in parts:
@@ -96,6 +94,39 @@ def decide_invisible(
         settled.counts[part.topic] += offsets.bit_count()
     settled.change = edits.change()
     return settled
+
+
+def decide_extend(
+    table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart], invisible_ms: int, now_ms: int
+) -> SettleDecision:
+    """Extend leases in place, so that their messages stay invisible until `invisible_ms` from now. Returns the record
+    to store. A lease keeps its key, so the receipts of its messages stay valid.
+
+    A lease is extended for all its unsettled messages if the request names at least one of them. No lease becomes
+    shorter. Raises InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease.
+    """
+    _check_invisible(invisible_ms)
+    edits = _Edits(table, committed, group)
+    settled = SettleDecision()
+    for part in parts:
+        edit, lease, offsets = edits.find(part)
+        if lease is None or not offsets:
+            settled.leases.append(None)
+            continue
+        if now_ms + invisible_ms > lease.visible_ms:
+            lease = lease._replace(invisible_ms=now_ms + invisible_ms - lease.pop_ms, extended_ms=now_ms)
+            edit.put(lease)
+        settled.leases.append(lease)
+        settled.counts[part.topic] += offsets.bit_count()
+    settled.change = edits.change()
+    return settled
+
+
+def _check_invisible(invisible_ms: int) -> None:
+    if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
+        raise InvalidArgumentError(
+            f"invisible_s must be 0 to {INVISIBLE_MAX_MS // 1000} s, not {invisible_ms / 1000:g}"
+        )
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:

@@ -229,6 +229,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.receive_messages": Rule(_receive),
     "Broker.ack_messages": Rule(_leases),
     "Broker.change_invisible": Rule(_leases),
+    "Broker.extend_invisible": Rule(_leases),
     "Broker.take_transaction_checks": _group(_PUB),
     "Broker.leave_transaction_checks": _group(_PUB),
     # Methods that read or change topics
@@ -333,6 +334,7 @@ OVER_LANES_ONLY: Final = frozenset(
         *("Storage.queue_bounds_many", "Storage.stored_times", "Storage.bytes_of_spans", "Storage.offset_by_time"),
         *("Storage.next_sequences", "Storage.report_damage"),
         *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
+        "Broker.extend_invisible",
         "Broker.take_questions",
     }
 )

@@ -3,7 +3,7 @@ At the same time simple consumers receive, messages are delayed, and a listener 
 
 Every acknowledged message is received and acknowledged in the end. A lease from before a failover holds: its messages
 are hidden from other consumers until it ends, and its receipts stay valid. Attempts and reconsume times count the
-deliveries. A delayed message is stored in its queue once, and not before its time.
+deliveries. A delayed message is stored in its queue once, and not before its time. Extended leases hold, too.
 
 RAYMQ_CHAOS_KILLS (default 3, 20 by `make soak`) sets the number of times that the master is killed. RAYMQ_CHAOS_SEED
 repeats the choices of a run.
@@ -30,6 +30,7 @@ from tests.support.history.leased_deliveries import Deliveries, deliveries_of
 from tests.support.history.listener_notes import ListenerNotes
 from tests.support.history.log_rules import check_log
 from tests.support.history.observations import Observation, Observations, Seen, TailWatcher
+from tests.support.history.renewals import renewals_of
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders
 from tests.support.replicas.ray_replicas import RayReplicas
@@ -44,6 +45,7 @@ CONSUMERS = 3
 INVISIBLE_S = 2.0
 HELD_S = 60.0
 """Invisible time of the leases that a failover must not end, longer than a failover takes."""
+RENEWED_S = 10.0
 RETRIES = 2
 SETTLED_S = 120.0
 
@@ -282,6 +284,50 @@ def test_a_lease_from_before_a_failover_holds(mq: raymq.Client, replicas: RayRep
         assert other.ack(again) == len(again)
         assert _receive(holder, HELD_S) == []
         assert mq.admin.group_summary(group).lag == 0
+
+
+def test_an_extension_from_before_a_failover_holds_and_the_new_master_extends(
+    mq: raymq.Client, replicas: RayReplicas, topic: str, group: str
+) -> None:
+    count = 10
+    with mq.producer() as producer:
+        for number in range(count):
+            producer.send(raymq.Message(topic, b"%d" % number))
+    with (
+        mq.simple_consumer(group, consume_from=FIRST) as holder,
+        mq.simple_consumer(group, consume_from=FIRST, auto_renew=True) as renewer,
+    ):
+        for consumer in (holder, renewer):
+            consumer.subscribe(topic)
+        held: list[raymq.ReceivedMessage] = []
+        while len(held) < count // 2:
+            held += holder.receive(count // 2 - len(held), HELD_S, wait_s=5.0)
+        assert holder.extend_invisible(held, 2 * HELD_S) == [True] * len(held)
+        renewed: list[raymq.ReceivedMessage] = []
+        while len(renewed) < count - len(held):
+            renewed += renewer.receive(count, RENEWED_S, wait_s=5.0)
+        assert {one.attempt for one in (*held, *renewed)} == {1}
+        replicas.fail_over()
+        # If the failover takes longer than a lease, the lease ends, but nobody receives here before it is extended.
+        renewals = renewals_of(renewer)
+        eventually(lambda: len(renewals) > 1, "renewals at the new master")
+        assert {one for results in renewals for one in results} == {True}
+        eventually(lambda: _extended(renewer, renewed), "an extension at the new master")
+        assert _receive(holder, HELD_S) == []
+        assert renewer.ack(renewed) == len(renewed), "the receipts from before the failover are valid"
+        assert holder.ack(held) == len(held)
+        assert mq.admin.group_summary(group).lag == 0
+
+
+def _extended(consumer: raymq.SimpleConsumer, messages: list[raymq.ReceivedMessage]) -> bool:
+    """Extend leases. Returns False if the broker does not answer yet."""
+    try:
+        assert consumer.extend_invisible(messages, HELD_S) == [True] * len(messages)
+    except raymq.RaymqError as error:
+        if not error.retryable:
+            raise
+        return False
+    return True
 
 
 def _receive(consumer: raymq.SimpleConsumer, invisible_s: float) -> list[raymq.ReceivedMessage]:

@@ -450,6 +450,16 @@ class World:
                 lease,
                 settled,
             ),
+            "extend_invisible": Case(
+                lambda: consumer.extend_invisible(self.new, 2 * INVISIBLE_S),
+                lease,
+                lambda: (consumer.ack(self.new), settled()),
+            ),
+            "extend_invisible_handles": Case(
+                lambda: consumer.extend_invisible_handles("leases", [one.handle for one in self.new], 2 * INVISIBLE_S),
+                lease,
+                lambda: (consumer.ack(self.new), settled()),
+            ),
             "close": Case(self.close_new, leave, self.close_new),
             "receive": Case(lambda: consumer.receive(32, INVISIBLE_S, wait_s=1.0), send, settled),
             "subscribe": Case(lambda: consumer.subscribe("leases")),

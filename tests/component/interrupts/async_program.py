@@ -455,6 +455,11 @@ class Program:
                 lambda: consumer.change_invisible_handles("leases", [one.handle for one in held], 0.0),
                 lease,
             ),
+            "extend_invisible": (lambda: consumer.extend_invisible(held, INVISIBLE_S), lease),
+            "extend_invisible_handles": (
+                lambda: consumer.extend_invisible_handles("leases", [one.handle for one in held], INVISIBLE_S),
+                lease,
+            ),
             "subscribe": (lambda: consumer.subscribe("leases"), send),
         }
         works()

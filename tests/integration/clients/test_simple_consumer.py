@@ -17,6 +17,8 @@ import raymq
 from raymq.common.protocol.group import GroupConfig
 from raymq.tools.cli import cli
 from tests.support.clusters.page_example import assert_prints_what_it_says
+from tests.support.history.renewals import renewals_of
+from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 LONG_S = 60.0
@@ -209,6 +211,50 @@ def test_another_process_s_receipts_are_settled_by_their_texts(mq: raymq.Client)
     [letter] = mq.admin.dead_letters("pop-texts-g").letters()
     assert (letter.message.reconsume_times, letter.reason) == (9, "its listener failed")
     assert mq.admin.group_summary("pop-texts-g").lag == 0
+
+
+def test_an_extended_lease_lasts_longer_and_keeps_its_receipt(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-extend", queues=1)
+    send(mq, "pop-extend", 3)
+    with (
+        mq.simple_consumer("pop-extend-g", consume_from=FIRST) as holder,
+        mq.simple_consumer("pop-extend-g", consume_from=FIRST) as other,
+    ):
+        holder.subscribe("pop-extend")
+        other.subscribe("pop-extend")
+        first, second, third = holder.receive(3, 5.0)
+        assert holder.ack(first) == 1
+        assert holder.extend_invisible([first, second], LONG_S) == [False, True]
+        assert other.extend_invisible_handles("pop-extend", [first.handle, third.handle], 0.0) == [False, True]
+        # Without the extension, this receive would get both messages.
+        assert other.receive(3, LONG_S, wait_s=6.0) == []
+        assert holder.ack([second, third]) == 2
+        assert holder.extend_invisible(second, LONG_S) is False
+
+
+def test_leases_are_renewed_until_they_are_acknowledged_or_the_consumer_closes(mq: raymq.Client) -> None:
+    mq.admin.create_topic("pop-renew", queues=1)
+    send(mq, "pop-renew", 4)
+    with mq.simple_consumer("pop-renew-g", consume_from=FIRST) as other:
+        other.subscribe("pop-renew")
+        with mq.simple_consumer("pop-renew-g", consume_from=FIRST, auto_renew=True) as holder:
+            holder.subscribe("pop-renew")
+            with pytest.raises(raymq.InvalidArgumentError, match="auto_renew"):
+                holder.receive(4, 1.0)
+            renewals = renewals_of(holder)
+            messages = holder.receive(4, 10.0)
+            assert numbers(messages) == [0, 1, 2, 3]
+            holder.change_invisible(messages[3], 0.0)
+            # The second renewal is sent 10 s after the receive: without renewals, the lease would have ended.
+            eventually(lambda: len(renewals) >= 2, "two renewals")
+            assert numbers(other.receive(4, LONG_S)) == [3]
+            assert other.receive(4, LONG_S, wait_s=0.0) == []
+            assert holder.ack(messages[0]) == 1
+        again = []
+        while len(again) < 2:
+            again += other.receive(4, LONG_S, wait_s=20.0)
+        assert sorted(numbers(again)) == [1, 2]
+        assert {message.attempt for message in again} == {2}
 
 
 def test_dead_letters_that_are_replayed_are_received_again(mq: raymq.Client) -> None:

@@ -16,7 +16,7 @@ from hypothesis.strategies import booleans, data, integers, sampled_from, sets
 from actors.core.broker.snapshot import dump_snapshot, load_snapshot
 from actors.core.broker.state import BrokerState, Change, decode_change, encode_change
 from actors.core.pop.receive import available, decide_receive, next_due_ms
-from actors.core.pop.settle import decide_ack, decide_invisible
+from actors.core.pop.settle import decide_ack, decide_extend, decide_invisible
 from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
 from raymq.common.protocol.store import QueueEnds
 from storage.files.config_files import parse_fastjson
@@ -177,6 +177,25 @@ class PopModel(RuleBasedStateMachine):
             known.attempts -= not counted
             assert lease.visible_ms >= self.now_ms + invisible_ms
         self.held.append(HeldLease(given, mine))
+
+    @precondition(lambda self: self.held)
+    @rule(data=data(), invisible_ms=integers(0, 3000))
+    def extend_invisible(self, data: data, invisible_ms: int) -> None:  # type: ignore[valid-type]  # as above
+        part, chosen, held = self.choose(data, whole=False)
+        settled = decide_extend(self.state.pop, self.committed, GROUP, [part], invisible_ms, self.now_ms)
+        if settled.change is not None:
+            self.store(settled.change)
+        there, all_of_lease = self.of_lease(held, chosen)
+        [lease] = settled.leases
+        if lease is None:
+            assert not there
+            return
+        assert all_of_lease
+        assert lease.visible_ms >= self.now_ms + invisible_ms
+        for known in self.queues[part.queue_id]:
+            if known.receipt == lease.key and not known.settled:
+                assert lease.visible_ms >= known.visible_ms, "no lease becomes shorter"
+                known.visible_ms = lease.visible_ms
 
     def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
         """Return two lists of the offsets in `chosen` that are still in the lease and not acknowledged. The first list

@@ -228,6 +228,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
             ("receive", "invisible_s", NumberRange(0.1, 43_200.0)),
             ("change_invisible", "invisible_s", NumberRange(0.0, 43_200.0)),
             ("change_invisible_handles", "invisible_s", NumberRange(0.0, 43_200.0)),
+            ("extend_invisible", "invisible_s", NumberRange(0.0, 43_200.0)),
+            ("extend_invisible_handles", "invisible_s", NumberRange(0.0, 43_200.0)),
         )
     },
     ("PushConsumer.on_messages", "batch_max"): NumberRange(1, 1024),

@@ -48,6 +48,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
     ack = awaited(SimpleConsumer.ack)
     ack_handles = awaited(SimpleConsumer.ack_handles)
     change_invisible_handles = awaited(SimpleConsumer.change_invisible_handles)
+    extend_invisible_handles = awaited(SimpleConsumer.extend_invisible_handles)
 
     @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     async def receive(
@@ -91,6 +92,19 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
     ) -> ReceivedMessage | list[ReceivedMessage]:
         """Set a new invisible time for received messages (`SimpleConsumer.change_invisible`)."""
         return await self._call(lambda: self._twin.change_invisible(messages, invisible_s))
+
+    @overload
+    async def extend_invisible(self, messages: ReceivedMessage, invisible_s: float) -> bool: ...
+
+    @overload
+    async def extend_invisible(self, messages: Iterable[ReceivedMessage], invisible_s: float) -> list[bool]: ...
+
+    @bounded(invisible_s=INVISIBLE_AGAIN)
+    async def extend_invisible(
+        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
+    ) -> bool | list[bool]:
+        """Extend the leases of received messages (`SimpleConsumer.extend_invisible`)."""
+        return await self._call(lambda: self._twin.extend_invisible(messages, invisible_s))
 
     async def close(self) -> None:
         """Close the consumer. A waiting receive ends within a few seconds. Idempotent."""

@@ -96,6 +96,7 @@ class SimpleConsumer(Closing):
     ) -> ReceivedMessage | list[ReceivedMessage]:
         """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. Use a
         longer time for work that takes longer, and a shorter time for work that failed. Durable on return.
+        `extend_invisible` gives more time without new receipts.
 
         Returns the messages with their new receipts; the old receipts become invalid. The returned list omits messages
         that were acknowledged or delivered again. If `messages` is not a list but one message, which was acknowledged
@@ -115,6 +116,35 @@ class SimpleConsumer(Closing):
         InvalidArgumentError and TopicNotExistError as `ack_handles` does.
         """
         return self._engine.change_invisible_handles(topic, handles, invisible_s)
+
+    @overload
+    def extend_invisible(self, messages: ReceivedMessage, invisible_s: float) -> bool: ...
+
+    @overload
+    def extend_invisible(self, messages: Iterable[ReceivedMessage], invisible_s: float) -> list[bool]: ...
+
+    @bounded(invisible_s=INVISIBLE_AGAIN)
+    def extend_invisible(
+        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
+    ) -> bool | list[bool]:
+        """Extend the leases of received messages, so that they stay invisible until `invisible_s` (0 to 12 h) from now.
+        Their receipts stay valid, also in other processes. No lease becomes shorter. Durable on return.
+
+        Returns True if the message is still leased, and False if it was acknowledged or delivered again; for several
+        messages, a list. A lease has the messages of one queue that came with one receive, and is extended for all of
+        them that are not acknowledged. Raises InvalidArgumentError if an argument is not a received message. A call
+        that raised may be repeated.
+        """
+        if isinstance(messages, ReceivedMessage):
+            return self._engine.extend_invisible([messages], invisible_s)[0]
+        return self._engine.extend_invisible(messages, invisible_s)
+
+    @bounded(invisible_s=INVISIBLE_AGAIN)
+    def extend_invisible_handles(self, topic: str, handles: Iterable[str], invisible_s: float) -> list[bool]:
+        """Extend the leases of messages by their `message.handle`, as `extend_invisible` does. Any process of this
+        group may have received the messages from `topic`. Raises InvalidArgumentError and TopicNotExistError as
+        `ack_handles` does."""
+        return self._engine.extend_invisible_handles(topic, handles, invisible_s)
 
     def close(self) -> None:
         """Close the consumer. Messages that it has received and not acknowledged are delivered again after their

@@ -3,8 +3,8 @@ turns through the brokers, and its state.
 
     receive → one broker after another → PopCalls: leased ranges → the messages, from the storage actors
 
-A simple consumer holds no queue and no position, and has no thread of its own. So its group may have any number of
-members. The messages of a member that dies are delivered again after their invisible time.
+A simple consumer holds no queue and no position, and has no thread of its own, unless it renews leases. So its group
+may have any number of members. The messages of a member that dies are delivered again after their invisible time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from raymq.client.consumer.simple.pop_calls import SETTLE_TIMEOUT_S, PopCalls
-from raymq.client.consumer.simple.received_message import ReceivedMessage
+from raymq.client.consumer.simple.received_message import ReceivedMessage, parts_of
+from raymq.client.consumer.simple.renewal import RENEWED_MIN_S, Renewer
 from raymq.client.consumer.simple.settings import SimpleSettings
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
@@ -53,6 +54,7 @@ class SimpleEngine:
     ) -> None:
         self.settings, self.names = settings, names
         self.pop = PopCalls(settings.group, routes=routes, storages=storages, names=names, start=settings.start)
+        self._renewer = Renewer(settings.group, self.pop.extend_once) if settings.auto_renew else None
         self._routes, self._announce, self._on_close = routes, announce, on_close
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
@@ -121,6 +123,10 @@ class SimpleEngine:
             subscriptions = dict(self._subscriptions)
         if not subscriptions:
             raise ClientStateError("this consumer has no subscription; call subscribe(topic) before receive()")
+        if self._renewer is not None and invisible_s < RENEWED_MIN_S:
+            raise InvalidArgumentError(
+                f"with auto_renew, invisible_s of a receive must be at least {RENEWED_MIN_S:g} s, not {invisible_s:g}"
+            )
         wish = (max_messages, round(invisible_s * 1000))
         deadline_s = time.monotonic() + wait_s
         backoff, first = Backoff(), True
@@ -162,8 +168,11 @@ class SimpleEngine:
                 for topic in brokers[name]:
                     self._routes.invalidate(topic)
                 continue
+            leased_s = time.monotonic()
             messages = self.pop.read(name, answer, subscriptions, ordered=ordered)
             if messages:
+                if self._renewer is not None:
+                    self._renewer.hold(messages, wish[1], leased_s)
                 return messages, None
         return [], failure
 
@@ -173,7 +182,10 @@ class SimpleEngine:
         """Acknowledge messages. Returns the number of messages that this call acknowledged. Blocks until the brokers
         have answered."""
         self.check_open()
-        return self.pop.ack(messages)
+        messages = list(messages)
+        count = self.pop.ack(messages)
+        self._settled(messages)
+        return count
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
         """Acknowledge messages by their handles (receipts as text). Blocks until the brokers have answered."""
@@ -186,13 +198,33 @@ class SimpleEngine:
         """Set the time after which messages are delivered again. Blocks until the brokers have answered. Returns the
         messages whose leases were renewed, with new receipts."""
         self.check_open()
-        return self.pop.change_invisible(messages, round(invisible_s * 1000), counted=counted)
+        messages = list(messages)
+        renewed = self.pop.change_invisible(messages, round(invisible_s * 1000), counted=counted)
+        self._settled(messages)
+        return renewed
 
     def change_invisible_handles(self, topic: str, handles: Iterable[str], invisible_s: float) -> list[str | None]:
         """Set the time after which messages are delivered again, by their handles. Blocks until the brokers have
         answered. Returns the new handles; None for a message that was acknowledged or delivered again."""
         self.check_open()
         return self.pop.change_invisible_handles(self.names.wrap(topic), handles, round(invisible_s * 1000))
+
+    def extend_invisible(self, messages: Iterable[ReceivedMessage], invisible_s: float) -> list[bool]:
+        """Keep messages invisible for a time from now, with their receipts. Blocks until the brokers have answered.
+        Returns for each message whether it was still leased and not acknowledged."""
+        self.check_open()
+        return self.pop.extend_invisible(messages, round(invisible_s * 1000))
+
+    def extend_invisible_handles(self, topic: str, handles: Iterable[str], invisible_s: float) -> list[bool]:
+        """Keep messages invisible for a time from now, by their handles. Blocks until the brokers have answered.
+        Returns for each handle whether its message was still leased and not acknowledged."""
+        self.check_open()
+        return self.pop.extend_invisible_handles(self.names.wrap(topic), handles, round(invisible_s * 1000))
+
+    def _settled(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Renew these messages no more."""
+        if self._renewer is not None:
+            self._renewer.settle(parts_of(messages))
 
     # Methods that close the consumer
 
@@ -207,5 +239,7 @@ class SimpleEngine:
             if self.closed:
                 return
             self.closed = True
+        if self._renewer is not None:
+            self._renewer.close()
         self.pop.close()
         self._on_close(self)

@@ -1,5 +1,5 @@
 """PopCalls makes the calls of RocketMQ's POP consumption for one consumer group: receive, acknowledge, change the
-invisible time, forward to the dead letters.
+invisible time, extend leases, forward to the dead letters.
 
 The caller names the topics and the broker of each receive, so one PopCalls serves consumers with different
 subscriptions. Nothing that settles a message is kept here: a receipt, or its handle as text, says all that a broker
@@ -102,11 +102,8 @@ class PopCalls:
         attempt_id: str = "",
     ) -> list[ReceivedMessage]:
         """Receive up to `max_messages` messages of some topics from one broker: `lease` and `read` in one call.
-
         `subscriptions`: the wanted messages, by topic. Messages that they exclude are acknowledged, so the list may be
-        empty before `wait_s` has passed. Raises RaymqError; after an error, messages may have been leased, and are
-        delivered again.
-        """
+        empty before `wait_s` has passed. After an error, messages may have been leased; they are delivered again."""
         places = (broker_name, subscriptions, max_messages, invisible_ms, wait_s)
         answer = self.lease(*places, ordered=ordered, attempt_id=attempt_id)
         return self.read(broker_name, answer, subscriptions, ordered=ordered)
@@ -123,10 +120,8 @@ class PopCalls:
         attempt_id: str = "",
     ) -> ReceiveAnswer:
         """Lease up to `max_messages` messages of some topics at one broker, which waits up to `wait_s` for the first
-        message. Returns the leased ranges; `read` reads their messages.
-
-        A call that repeats another call's `attempt_id` gets the same leases; without an id, each call is a new one.
-        """
+        message. Returns the leased ranges; `read` reads their messages. A call that repeats another call's `attempt_id`
+        gets the same leases; without an id, each call is a new one."""
         request = ReceiveRequest(
             *(self.group, tuple(sorted(topics)), max_messages, invisible_ms, wait_s, ordered),
             attempt_id or f"{self._id}-{next(self._attempts)}",
@@ -236,6 +231,40 @@ class PopCalls:
             ranges = self._call(name, "change_invisible", *arguments)
             leases.update(zip([receipt for receipt, _ in own], ranges, strict=True))
         return leases
+
+    def extend_invisible(self, messages: Iterable[ReceivedMessage], invisible_ms: int) -> list[bool]:
+        """Keep messages invisible until `invisible_ms` from now, with their receipts. Returns for each message whether
+        it was still leased and not acknowledged. Extends whole leases: all unacknowledged messages of a queue that came
+        with one receive. Durable on return."""
+        places = [(require_received(message)._receipt, message.queue_offset) for message in messages]
+        return self._extend(places, invisible_ms)
+
+    def extend_invisible_handles(self, topic: str, handles: Iterable[str], invisible_ms: int) -> list[bool]:
+        """Extend the leases of a topic's messages by their handles, as `extend_invisible` does. Raises
+        InvalidArgumentError as `ack_handles` does."""
+        return self._extend(self._places(topic, handles), invisible_ms)
+
+    def _extend(self, places: Sequence[tuple[Receipt, int]], invisible_ms: int) -> list[bool]:
+        by_broker: dict[str, list[int]] = {}
+        for index, (receipt, _) in enumerate(places):
+            by_broker.setdefault(receipt.broker_name, []).append(index)
+        extended = [False] * len(places)
+        for name, indices in by_broker.items():
+            own = [places[index] for index in indices]
+            parts = [receipt.part(f"{1 << offset - receipt.start:x}") for receipt, offset in own]
+            results = self._call(name, "extend_invisible", self.group, parts, invisible_ms)
+            for index, result in zip(indices, results, strict=True):
+                extended[index] = result
+        return extended
+
+    def extend_once(
+        self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int, timeout_s: float
+    ) -> list[bool]:
+        """Extend leases at one broker, without retries. Returns False for each lease that has ended. Raises RaymqError
+        if the broker does not answer within `timeout_s`."""
+        arguments = (self.group, list(parts), invisible_ms)
+        results: list[bool] = self._broker(broker_name).call("extend_invisible", *arguments, timeout_s=timeout_s)
+        return results
 
     def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
         """Forward a received message to the group's dead letters, `%DLQ%group`, and acknowledge it. Durable on return.

@@ -28,6 +28,9 @@ from raymq.common.protocol.pop import ALL_OFFSETS, RECEIVE_MAX_MESSAGES, LeasedR
 ORDER_REVIVE_QUEUE: Final = 999
 _FIELDS: Final = 8
 
+LeaseId = tuple[str, str, int, int, int]
+"""The identity of a lease: its topic, broker, queue id, first offset and pop time in ms."""
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -47,6 +50,10 @@ class Receipt:
     attempts: int = 1
     ordered: bool = False
     whole: int = 0
+
+    @property
+    def lease_id(self) -> LeaseId:
+        return self.topic, self.broker_name, self.queue_id, self.start, self.pop_ms
 
     def handle(self, queue_offset: int) -> str:
         """Return the handle: the text that identifies one message of the lease."""
@@ -111,7 +118,8 @@ class ReceivedMessage(MessageExt, eq=False, gc=False):  # type: ignore[misc]  # 
 
     @property
     def invisible_until_ms(self) -> int:
-        """Time, in ms since 1970 by the broker's clock, from which the message may be delivered again."""
+        """Time, in ms since 1970 by the broker's clock, from which the message may be delivered again, unless its lease
+        was extended."""
         return self._receipt.pop_ms + self._receipt.invisible_ms
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,6 +179,6 @@ def require_received(message: ReceivedMessage) -> ReceivedMessage:
     if not isinstance(message, ReceivedMessage):
         raise InvalidArgumentError(
             f"expected a message that receive() returned, not {type(message).__name__}; for receipt handles "
-            "as text call ack_handles or change_invisible_handles"
+            "as text call ack_handles, change_invisible_handles or extend_invisible_handles"
         )
     return message

@@ -19,22 +19,26 @@ class SimpleOptions(TypedDict, total=False):
     consume_from: ConsumeFromWhere
     consume_timestamp_ms: int
     ordered: bool
+    auto_renew: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SimpleSettings:
     """The settings of one simple consumer. `start`: where the group starts in a queue in which it has committed
     nothing. `ordered`: True for order mode. A queue then delivers no further messages, to any member, until its
-    received messages are acknowledged or returned."""
+    received messages are acknowledged or returned. `auto_renew`: True to renew the leases of received messages until
+    they are acknowledged or their invisible time is changed, for at most 3 hours (renewal.py)."""
 
     group: str
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
     ordered: bool = False
+    auto_renew: bool = False
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        if not isinstance(self.ordered, bool):
-            raise InvalidArgumentError(f"ordered must be a bool, not {self.ordered!r}")
+        for name, value in (("ordered", self.ordered), ("auto_renew", self.auto_renew)):
+            if not isinstance(value, bool):
+                raise InvalidArgumentError(f"{name} must be a bool, not {value!r}")
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:

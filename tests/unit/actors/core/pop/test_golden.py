@@ -8,7 +8,7 @@ import pytest
 from actors.core.broker.state import BrokerState
 from actors.core.pop.leases import Lease
 from actors.core.pop.receive import LeaseGrant, available, check_receive, decide_receive, next_due_ms
-from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_extend, decide_invisible
 from actors.core.pop.waiting import FULL_PAUSE_S, WAITING_OF_KEY_MAX, WaitingReceive, WaitingReceives
 from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
@@ -53,6 +53,12 @@ class Queue:
         if settled.change is not None:
             self.state.apply(settled.change, now_ms)
         return settled.leases[0]
+
+    def extend(self, given: LeasedRange, *offsets: int, ms: int, now_ms: int = NOW_MS) -> SettleDecision:
+        settled = decide_extend(self.state.pop, self.committed, "g", [part(given, *offsets)], ms, now_ms)
+        if settled.change is not None:
+            self.state.apply(settled.change, now_ms)
+        return settled
 
 
 def part(given: LeasedRange, *offsets: int) -> LeasePart:
@@ -214,3 +220,44 @@ def test_messages_that_retention_took_are_counted_and_passed() -> None:
     handout = queue.receive(5, NOW_MS + 60_000)
     assert handout.gone == 7
     assert [(one.start, one.count, one.attempts) for one in handout.ranges] == [(7, 3, 2), (10, 2, 1)]
+
+
+def test_an_extended_lease_keeps_its_receipt_and_ends_later() -> None:
+    queue = Queue()
+    [given] = queue.receive(10).ranges
+    queue.ack(given, 0, 1)
+    settled = queue.extend(given, 5, ms=60_000, now_ms=NOW_MS + 40_000)
+    [lease] = settled.leases
+    assert lease is not None
+    assert (lease.key, lease.visible_ms, lease.attempts) == ((0, NOW_MS), NOW_MS + 100_000, 1)
+    again = queue.receive(4, NOW_MS + 99_999).ranges
+    assert [one.start for one in again] == [10], "the whole lease is extended"
+    assert queue.ack(given, 2, 5).count == 2, "the receipt is valid"
+    [again_] = queue.receive(20, NOW_MS + 100_000).ranges[:1]
+    assert (again_.start, again_.attempts) == (3, 2)
+    assert queue.extend(given, 3, ms=60_000, now_ms=NOW_MS + 100_001).leases == [None]
+    assert queue.ack(given, 3).count == 0
+
+
+def test_an_extension_never_shortens_and_changes_nothing_that_ended() -> None:
+    queue = Queue()
+    [given] = queue.receive(10).ranges
+    shorter = queue.extend(given, ms=1_000, now_ms=NOW_MS + 5_000)
+    assert shorter.change is None, "no record"
+    assert [lease is not None for lease in shorter.leases] == [True]
+    assert queue.receive(3, NOW_MS + 59_999).ranges[0].start == 10
+    # A lease whose time has passed, but whose messages nobody has received again, is extended.
+    late = queue.extend(given, 9, ms=1_000, now_ms=NOW_MS + 61_000)
+    assert late.change is not None
+    moved = queue.change(given, 4, ms=5_000, now_ms=NOW_MS + 61_500)
+    assert moved is not None
+    assert queue.extend(given, 4, ms=9_000, now_ms=NOW_MS + 61_500).leases == [None], "another lease has it"
+    queue.ack(given)
+    assert queue.extend(given, 9, ms=9_000, now_ms=NOW_MS + 61_500).leases == [None]
+    [other] = Queue().receive(3).ranges
+    fresh = Queue()
+    fresh.receive(3)
+    with pytest.raises(InvalidArgumentError, match="outside of the lease"):
+        fresh.extend(other, 3, ms=1_000)
+    with pytest.raises(InvalidArgumentError, match="invisible_s must be"):
+        fresh.extend(other, 1, ms=12 * 3_600_000 + 1)

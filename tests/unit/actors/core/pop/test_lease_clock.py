@@ -61,13 +61,13 @@ def test_new_processes_with_other_wall_clocks_give_no_lease_to_two(step_ms: int)
     table = table_of(older, expired, newest)
     queue = table.tables["group", "orders"][0]
     after = Clocks(clocks.wall_ms + 5000 + step_ms)
-    after.clock.resume(table.newest_pop_ms())
+    after.clock.resume(table.newest_ms())
     assert queue.due(after.passes(0)) == 10
     assert queue.due(after.passes(9000)) == 10
     third = Clocks(after.wall_ms + 5000 + step_ms)
     latest = Lease(30, after.clock.now_ms(), 10, INVISIBLE_MS, 1)
     queue.leases[latest.key] = latest
-    third.clock.resume(table.newest_pop_ms())
+    third.clock.resume(table.newest_ms())
     assert queue.due(third.passes(999)) == 10
     assert queue.due(third.passes(1)) == 20
     assert queue.due(third.passes(INVISIBLE_MS - 10_001)) == 20
@@ -76,10 +76,27 @@ def test_new_processes_with_other_wall_clocks_give_no_lease_to_two(step_ms: int)
     assert queue.due(third.passes(1)) == 40
 
 
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+def test_an_extended_lease_outlasts_a_restart_by_its_extension_at_most(step_ms: int) -> None:
+    """A lease that was extended again and again for two hours ends soon after the broker's restart, not two hours
+    later."""
+    clocks = Clocks()
+    popped_ms = clocks.clock.now_ms()
+    extended_ms = clocks.passes(2 * HOUR_MS)
+    lease = Lease(0, popped_ms, 10, 2 * HOUR_MS + INVISIBLE_MS, 1, extended_ms=extended_ms)
+    assert Lease.of_record(lease.record()) == lease
+    table = table_of(lease, Lease(10, popped_ms + 1, 5, INVISIBLE_MS, 1))
+    after = Clocks(clocks.wall_ms + 5000 + step_ms)
+    after.clock.resume(table.newest_ms())
+    queue = table.tables["group", "orders"][0]
+    assert queue.due(after.passes(INVISIBLE_MS - 1)) == 5
+    assert queue.due(after.passes(1)) == 15
+
+
 def test_leases_that_are_days_old_end_at_once() -> None:
     lease = Lease(0, 100 * HOUR_MS, 10, INVISIBLE_MS, 1)
     table = table_of(lease)
     after = Clocks(lease.pop_ms + CLOCK_ERROR_MS + 1)
-    after.clock.resume(table.newest_pop_ms())
+    after.clock.resume(table.newest_ms())
     assert after.clock.now_ms() == after.wall_ms
-    assert PopTable().newest_pop_ms() == 0
+    assert PopTable().newest_ms() == 0

@@ -66,6 +66,7 @@ def named(**values: object) -> SimpleNamespace:
         ("Broker.pull", ("g", "orders"), ["Sub on Group:g", "Sub on Topic:orders"]),
         ("Broker.receive_messages", (named(group="g", topics=("a",)),), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Broker.ack_messages", ("g", [named(topic="a")]), ["Sub on Group:g", "Sub on Topic:a"]),
+        ("Broker.extend_invisible", ("g", [named(topic="a")], 1), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Broker.commit_offsets", ("g", {"a": {}}), ["Sub or Update on Group:g", "Sub or Update on Topic:a"]),
         ("Broker.check_broadcast", ("g",), ["Sub on Group:g"]),
         ("Broker.create_topics", ([named(topic="a")],), ["Create on Topic:a"]),

@@ -11,7 +11,7 @@ import pytest
 
 from actors.core.pop.leases import PopTable
 from actors.core.pop.receive import decide_receive, lease_range
-from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
+from actors.core.pop.settle import SettleDecision, decide_ack, decide_extend, decide_invisible
 from raymq.client.consumer.simple import taken_messages
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
 from raymq.client.consumer.simple.pop_calls import PopCalls
@@ -71,6 +71,11 @@ class FakeBroker:
         )
         self.apply(settled.change)
         return [None if lease is None else lease_range(*QUEUE, lease) for lease in settled.leases]
+
+    def extend_invisible(self, group: str, parts: list[LeasePart], invisible_ms: int) -> list[bool]:
+        settled = decide_extend(self.table, lambda *_: 40, group, parts, invisible_ms, self.now_ms)
+        self.apply(settled.change)
+        return [lease is not None for lease in settled.leases]
 
     def send_back(self, method: str, group: str, record: bytes, **how: Any) -> None:
         assert (method, group) == ("send_back", GROUP)
@@ -148,6 +153,17 @@ def test_a_changed_handle_replaces_the_old_one_and_each_caller_gets_its_own(brok
     assert calls().change_invisible_handles(TOPIC, handles, 5_000) == [None, None, None]
     assert calls().ack_handles(TOPIC, handles) == 0, "the old receipts ended"
     assert calls().ack_handles(TOPIC, [first, third]) == 2
+
+
+def test_an_extension_says_which_messages_are_still_leased_and_keeps_their_handles(broker: FakeBroker) -> None:
+    handles = broker.lease(3)
+    assert calls().ack_handles(TOPIC, handles[1:2]) == 1
+    broker.now_ms += 50_000
+    assert calls().extend_invisible_handles(TOPIC, handles, 60_000) == [True, False, True]
+    broker.now_ms += 59_999
+    assert broker.visible_now() == 0
+    assert calls().ack_handles(TOPIC, handles) == 2
+    assert calls().extend_invisible_handles(TOPIC, handles, 60_000) == [False, False, False]
 
 
 def test_a_handle_of_a_broker_without_the_topic_is_refused(broker: FakeBroker) -> None:
