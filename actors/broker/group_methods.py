@@ -400,8 +400,8 @@ class GroupMethods(ABC):
         """Take back messages that the group could not consume. `records`: the records of these messages, unchanged and
         concatenated.
 
-        Each message is delivered again from `%RETRY%group` after `delay_level`. With `delay_level` 0 the delay grows
-        with the number of returns. The message is stored in `%DLQ%group` instead (spec/messaging.md §5.9) in three
+        Each message is delivered again from `%RETRY%group` after `delay_level`. With `delay_level` 0 the group's
+        retry_intervals_s count. The message is stored in `%DLQ%group` instead (spec/messaging.md §5.9) in three
         cases: after `max_reconsume_times` returns (negative: the group's retry_max_times), with a negative
         `delay_level`, or with a `reason`. `reason` states why the messages cannot be read. `failure`: why the messages
         failed; a dead letter stores this text. `attempts`: how often the messages were delivered, if the consumer
@@ -416,6 +416,7 @@ class GroupMethods(ABC):
             config,
             delay_level=delay_level,
             max_reconsume_times=max_reconsume_times,
+            now_ms=time.time_ns() // 1_000_000,
             reason=reason,
             failure=failure,
             attempts=attempts,

@@ -3,6 +3,7 @@
 This module decides when and from which topic such a message is delivered again.
 
     consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
+                      ├── rmq_sys_timer ── after the group's own retry interval ────────────→ %RETRY%group
                       └── %DLQ%group ── tried often enough, or must not be retried            ↑
                               └── replayed, on request, as if never tried ─────┘
 
@@ -27,6 +28,7 @@ from typing import Final
 
 import numpy as np
 
+from raymq.common.delay import TIMER_TOPIC, timer_queue
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import (
     DELAY_LEVELS_MAX,
@@ -44,7 +46,7 @@ from raymq.common.message import (
     PROPERTY_WAIT,
 )
 from raymq.common.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
-from raymq.common.protocol.group import GroupConfig, SendBackAnswer
+from raymq.common.protocol.group import GroupConfig, SendBackAnswer, retry_interval_s
 from raymq.records.format.check import check_record, record_starts
 from raymq.records.format.decode import CRC_WRONG
 from raymq.records.format.encode import EncodedBatch, ProducerSequence
@@ -68,17 +70,28 @@ TopicQueue = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class RetryTimer:
+    """The time in ms since 1970 at which a record enters the retry topic, and the queue of the timer topic in which the
+    record waits."""
+
+    deliver_at_ms: int
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReturnedRecord:
     """A record that a consumer sent back, and the queue to which it is appended.
 
     `level`: the delay level with which the record waits before it enters the retry topic; 0 for no delay. None sends
     the record to the dead-letter topic. `reason`: for a dead letter, why it failed last, or why it cannot be read.
+    `timer`: when the record enters the retry topic, if the group has retry intervals of its own; the level is 0 then.
     """
 
     parts: RecordParts
     level: int | None
     reconsume_times: int
     reason: str = ""
+    timer: RetryTimer | None = None
 
 
 def read_returned(
@@ -87,6 +100,7 @@ def read_returned(
     *,
     delay_level: int,
     max_reconsume_times: int,
+    now_ms: int,
     reason: str = "",
     failure: str = "",
     attempts: int = 0,
@@ -96,9 +110,9 @@ def read_returned(
 
     A message becomes a dead letter if it was sent back `max_reconsume_times` times before (negative: the group's
     retry_max_times), if `delay_level` is negative, or if its body's CRC is wrong. With `delay_level` 0 the message
-    waits longer at each return. `reason`: why the messages cannot be read. `failure`: why they failed; dead letters
-    store this text. `attempts`: how often each message was delivered, if the consumer counts deliveries (0: use
-    `reconsume_times`).
+    waits for the group's next retry interval, counted from `now_ms`. `reason`: why the messages cannot be read.
+    `failure`: why they failed; dead letters store this text. `attempts`: how often each message was delivered, if the
+    consumer counts deliveries (0: use `reconsume_times`).
     """
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
@@ -110,9 +124,20 @@ def read_returned(
         level = delay_level or FIRST_RETRY_LEVEL + times
         dead = delay_level < 0 or times >= most or bool(why)
         tried = max(attempts, times + 1)
-        returned.append(ReturnedRecord(parts, None if dead else min(level, DELAY_LEVELS_MAX), tried, why or failure))
+        if not dead and not delay_level and config.retry_intervals_s:
+            interval_s = retry_interval_s(config.retry_intervals_s, tried)
+            returned.append(ReturnedRecord(parts, 0, tried, "", _timer(interval_s, now_ms)))
+        else:
+            returned.append(
+                ReturnedRecord(parts, None if dead else min(level, DELAY_LEVELS_MAX), tried, why or failure)
+            )
     dead_count = sum(item.level is None for item in returned)
     return returned, SendBackAnswer(len(returned) - dead_count, dead_count)
+
+
+def _timer(interval_s: float, now_ms: int) -> RetryTimer:
+    deliver_at_ms = now_ms + round(interval_s * 1000)
+    return RetryTimer(deliver_at_ms, timer_queue(deliver_at_ms, now_ms))
 
 
 def reason_line(reason: str) -> str:
@@ -172,10 +197,10 @@ class ReturnWriter:
         records, codes = [], []
         for index, (item, retry_queue) in enumerate(items):
             properties = decode_properties(item.parts.properties)
-            target = (retry_topic(group), retry_queue) if item.level else None
+            target = (retry_topic(group), retry_queue) if item.level or item.timer else None
             producer = ProducerSequence(self.producer_id, 0, first + index)
             records.append(self._record(item, queue, _exchanged(item, properties, target), producer))
-            codes.append(0 if item.level else tags_code(properties.get(PROPERTY_TAGS)))
+            codes.append(_unit_code(item, properties.get(PROPERTY_TAGS)))
         self._sequences[queue] = first + len(items)
         return EncodedBatch(
             *queue,
@@ -215,7 +240,17 @@ def _queue_of(item: ReturnedRecord, group: str, retry_queue: int) -> TopicQueue:
     retry topic, or the queue of the dead-letter topic."""
     if item.level is None:
         return dlq_topic(group), 0
+    if item.timer is not None:
+        return TIMER_TOPIC, item.timer.queue_id
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
+
+
+def _unit_code(item: ReturnedRecord, tags: str | None) -> int:
+    """Return the third field of a record's unit: the delivery time in a timer queue, otherwise the tags code. The store
+    computes the field itself in a queue of a delay level."""
+    if item.timer is not None:
+        return item.timer.deliver_at_ms
+    return 0 if item.level else tags_code(tags)
 
 
 def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
@@ -231,8 +266,8 @@ def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQu
         PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, offset_message_id),
         PROPERTY_UNIQ_KEY: message_id,
         PROPERTY_WAIT: "false",
-        PROPERTY_TIMER_DELIVER_MS: "",
-        PROPERTY_DELAY: str(item.level) if target else "",
+        PROPERTY_TIMER_DELIVER_MS: "" if item.timer is None else str(item.timer.deliver_at_ms),
+        PROPERTY_DELAY: str(item.level) if item.level else "",
         PROPERTY_REAL_TOPIC: target[0] if target else "",
         PROPERTY_REAL_QUEUE_ID: str(target[1]) if target else "",
     }

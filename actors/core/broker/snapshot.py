@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from actors.core.broker.state import BrokerState, offsets_by_queue
 from actors.core.pop.leases import PopTable
+from raymq.common.delay import DELAY_LEVELS_MS
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.protocol.attributes import TopicAttributes
-from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.group import GroupConfig, check_group_config
 from raymq.common.protocol.route import DataVersion, TopicConfig
 from raymq.remoting.access.state import AuthState
 from storage.queue.topic_attributes import TOPICS_FILE
@@ -63,6 +64,17 @@ _GROUP_KEYS: Final = {
     "retry_max_times": "retryMaxTimes",
 }
 """For each field of GroupConfig, its key in the file subscriptionGroup.json."""
+
+_RETRY_POLICY_KEY: Final = "groupRetryPolicy"
+"""The key of a group's retry intervals in the file subscriptionGroup.json. RocketMQ's two kinds of policies are
+{"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [ms, …]}} and {"type": "EXPONENTIAL",
+"exponentialRetryPolicy": {"initial": ms, "max": ms, "multiplier": n}}. Without a policy, the default intervals
+count."""
+_NEXT_SKIPPED: Final = 2
+"""Number of entries of `next` that RocketMQ's brokers skip: the first retry waits for the third entry, as it waits for
+delay level 3."""
+_EXPONENTS_MAX: Final = 33
+"""Number of different intervals of RocketMQ's exponential policy."""
 
 _POSITION_KEY: Final = "queueOffset"
 
@@ -172,7 +184,8 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     )
     for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
         values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
-        state.groups[str(name)] = GroupConfig(str(name), **values)
+        intervals_s = _read_retry_policy(str(name), entry.get(_RETRY_POLICY_KEY))
+        state.groups[str(name)] = GroupConfig(str(name), **values, retry_intervals_s=intervals_s)
     for name, masks in table(GROUPS_FILE, "forbiddenTable").items():
         if topics := frozenset(str(topic) for topic, mask in masks.items() if mask & _FORBIDDEN_TO_READ):
             state.forbidden[str(name)] = topics
@@ -196,7 +209,39 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
 
 def _group_entry(config: GroupConfig) -> dict[str, Any]:
     fields = {key: getattr(config, name) for name, key in _GROUP_KEYS.items()}
-    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group}
+    policy: dict[str, Any] = {"type": "CUSTOMIZED"}
+    if config.retry_intervals_s:
+        intervals_ms = [round(interval_s * 1000) for interval_s in config.retry_intervals_s]
+        policy["customizedRetryPolicy"] = {"next": intervals_ms[:1] * _NEXT_SKIPPED + intervals_ms}
+    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group, _RETRY_POLICY_KEY: policy}
+
+
+def _read_retry_policy(group: str, policy: object) -> tuple[float, ...]:
+    """Return the retry intervals in seconds of a group's policy. A missing policy, RocketMQ's default policy and an
+    invalid policy have no intervals, which means the default."""
+    try:
+        config = GroupConfig(group, retry_intervals_s=tuple(one_ms / 1000 for one_ms in _intervals_ms(policy)))
+        check_group_config(config)
+    except (InvalidArgumentError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        logger.warning(
+            "the %s of group %s in file %s is invalid, and the default retry intervals count: %s",
+            *(_RETRY_POLICY_KEY, group, GROUPS_FILE, error),
+        )
+        return ()
+    return config.retry_intervals_s
+
+
+def _intervals_ms(policy: Any) -> list[int]:
+    policy = policy or {}
+    if policy.get("type") == "EXPONENTIAL" and (own := policy.get("exponentialRetryPolicy")):
+        initial_ms, max_ms, multiplier = (int(own[name]) for name in ("initial", "max", "multiplier"))
+        intervals_ms = [min(max_ms, initial_ms * multiplier**n) for n in range(_EXPONENTS_MAX)]
+        return intervals_ms[: intervals_ms.index(max_ms) + 1] if max_ms in intervals_ms else intervals_ms
+    own = policy.get("customizedRetryPolicy") if policy.get("type", "CUSTOMIZED") == "CUSTOMIZED" else None
+    intervals_ms = [] if own is None else [int(interval_ms) for interval_ms in own["next"]]
+    if intervals_ms == list(DELAY_LEVELS_MS):
+        return []
+    return intervals_ms[_NEXT_SKIPPED:] or intervals_ms[-1:]
 
 
 def _pretty(value: Mapping[str, Any]) -> str:

@@ -116,14 +116,17 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             known = self.group_config(check_group(group))
         except GroupNotExistError:
             known = GroupConfig(group)
+            wanted = replace(known, **settings)
         else:
-            other = [f"{name}={now}" for name, value in settings.items() if (now := getattr(known, name)) != value]
+            wanted = replace(known, **settings)
+            check_group_config(wanted)
+            other = [f"{name}={now}" for name in settings if (now := getattr(known, name)) != getattr(wanted, name)]
             if other:
                 raise InvalidArgumentError(
                     f"consumer group {group!r} exists already with {', '.join(other)}; change it: "
                     f"`raymq group update {group}`, or admin.update_group"
                 )
-        self.create_groups([replace(known, **settings)])
+        self.create_groups([wanted])
 
     def create_groups(self, configs: Sequence[GroupConfig]) -> None:
         """Create groups at every broker, or change their configurations, in few calls.

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
+from raymq.common.delay import DELAY_LEVELS_MS, parse_duration_ms
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import ConsumeFromWhere, MessageQueue
+from raymq.common.message import TIMER_DELAY_MAX_MS, ConsumeFromWhere, MessageQueue
 from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, check_fields, number_in, shown
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
@@ -36,6 +37,12 @@ class StartOffsetQuery:
 
 RETRY_QUEUE_NUMS: Final = NumberRange(1, QUEUE_NUMS_MAX)
 RETRY_MAX_TIMES: Final = NumberRange(0, 1000)
+RETRY_INTERVAL_S: Final = NumberRange(0.1, TIMER_DELAY_MAX_MS / 1000)
+"""Allowed range of one retry interval, in seconds."""
+RETRY_INTERVALS_MAX: Final = 64
+"""Maximum number of retry intervals of a group."""
+RETRY_INTERVALS_S: Final = tuple(delay_ms / 1000 for delay_ms in DELAY_LEVELS_MS[2:])
+"""RocketMQ's retry intervals in seconds: 10 s, 30 s, 1 min and so on, up to 2 h. They are the delay levels 3 to 18."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,9 @@ class GroupConfig:
 
     `consume_enable`: False stops all consumers of the group. `consume_broadcast_enable`: whether consumers may use
     BROADCASTING. `retry_queue_nums`: number of queues of the group's retry topic, per broker group. `retry_max_times`:
-    number of retries before a message goes to the dead-letter topic.
+    number of retries before a message goes to the dead-letter topic. `retry_intervals_s`: the seconds before the first
+    retry, the second retry and so on; the last value counts for all further retries. If it is empty, the delay levels
+    from level 3 on count (RETRY_INTERVALS_S, unless the store's message_delay_level differs).
     """
 
     group: str
@@ -52,6 +61,19 @@ class GroupConfig:
     consume_broadcast_enable: bool = True
     retry_queue_nums: int = 1
     retry_max_times: int = 16
+    retry_intervals_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        # JSON has no tuples, and a list would make equal configurations differ.
+        if isinstance(self.retry_intervals_s, list):
+            object.__setattr__(self, "retry_intervals_s", tuple(self.retry_intervals_s))
+
+
+def retry_interval_s(intervals_s: tuple[float, ...], failures: int) -> float:
+    """Return the seconds from a message's failure until its next delivery, by a group's `retry_intervals_s`.
+    `failures`: how often the message has failed, 1 or more."""
+    intervals_s = intervals_s or RETRY_INTERVALS_S
+    return intervals_s[min(max(failures, 1), len(intervals_s)) - 1]
 
 
 def check_group_config(config: GroupConfig) -> None:
@@ -62,6 +84,38 @@ def check_group_config(config: GroupConfig) -> None:
             raise InvalidArgumentError(
                 f"{name} of group {config.group!r} must be a bool, not {getattr(config, name)!r}"
             )
+    object.__setattr__(config, "retry_intervals_s", _checked_intervals(config.retry_intervals_s))
+
+
+def _checked_intervals(intervals_s: object) -> tuple[float, ...]:
+    """Return retry intervals in seconds, rounded to ms as the broker stores them."""
+    if not isinstance(intervals_s, tuple) or len(intervals_s) > RETRY_INTERVALS_MAX:
+        raise InvalidArgumentError(
+            f"retry_intervals_s must be a tuple or list of at most {RETRY_INTERVALS_MAX} times in seconds, such as "
+            f"(10, 30, 60), not {shown(intervals_s)}"
+        )
+    return tuple(round(number_in("retry_intervals_s", one, RETRY_INTERVAL_S), 3) for one in intervals_s)
+
+
+def parse_intervals(text: str) -> tuple[float, ...]:
+    """Parse the text of retry intervals, such as "10s,30s,5m", into seconds. The word "default" means no intervals, so
+    that the default counts. Raises InvalidArgumentError if a time is not valid."""
+    if text.strip() == "default":
+        return ()
+    words = [word for word in text.replace(",", " ").split() if word]
+    return _checked_intervals(tuple(parse_duration_ms(word) / 1000 for word in words or [text]))
+
+
+def intervals_text(intervals_s: tuple[float, ...]) -> str:
+    """Return retry intervals in seconds as a text that `parse_intervals` reads, if they are whole seconds."""
+    return ",".join(_interval_text(one) for one in intervals_s) or "default"
+
+
+def _interval_text(interval_s: float) -> str:
+    for unit, unit_s in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if interval_s % unit_s == 0:
+            return f"{interval_s / unit_s:g}{unit}"
+    return f"{interval_s:.10g}s"
 
 
 class GroupChanges(TypedDict, total=False):
@@ -71,6 +125,7 @@ class GroupChanges(TypedDict, total=False):
     consume_broadcast_enable: bool
     retry_queue_nums: int
     retry_max_times: int
+    retry_intervals_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import click
 from raymq.common.delay import parse_time
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import number_of_text
-from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
+from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS, intervals_text, parse_intervals
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
 from raymq.tools.cli.options import (
@@ -23,13 +23,14 @@ from raymq.tools.cli.options import (
     queue_option,
     topic_argument,
 )
-from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result, stats_result
+from raymq.tools.cli.terminal.command import CommandResult, command, rows_result, stats_result
 from raymq.tools.cli.terminal.output import Table, duration
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.groups import NewOffsets
     from raymq.common.message import MessageQueue
+    from raymq.common.protocol.group import GroupConfig
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
 
@@ -53,6 +54,13 @@ def settings_options(function: Any) -> Any:
         number_option(
             "--retry-max-times", RETRY_MAX_TIMES, "Maximum number of retries before a message becomes a dead letter."
         ),
+        click.option(
+            "--retry-intervals",
+            "retry_intervals_s",
+            type=ParsedType("times", parse_intervals),
+            metavar="TIMES",
+            help="Time before each retry: a list such as 10s,30s,5m, whose last time repeats, or default.",
+        ),
     ):
         function = add(function)
     return function
@@ -73,7 +81,7 @@ def group_create(admin: Admin, group_name: str, **settings: Any) -> CommandResul
     """
     admin.create_group(group_name, **given_options(**settings))
     remember_name("groups", group_name)
-    return fields_result(asdict(admin.group_config(group_name)))
+    return _config_result(admin.group_config(group_name))
 
 
 @command(group, "list")
@@ -232,11 +240,17 @@ def _forbidden(admin: Admin, group_name: str) -> CommandResult:
 def group_update(admin: Admin, group_name: str, **changes: Any) -> CommandResult:
     """Change a group's configuration; without a change, show the configuration.
 
-    Example: raymq group update billing --retry-max-times 5
+    Example: raymq group update billing --retry-max-times 5 --retry-intervals 10s,1m,10m
     """
     wanted = given_options(**changes)
     config = admin.update_group(group_name, **wanted) if wanted else admin.group_config(group_name)
-    return fields_result(asdict(config))
+    return _config_result(config)
+
+
+def _config_result(config: GroupConfig) -> CommandResult:
+    fields = asdict(config)
+    shown = {**fields, "retry_intervals_s": intervals_text(config.retry_intervals_s)}
+    return CommandResult(fields, Table(["field", "value"], [list(field) for field in shown.items()]))
 
 
 @command(group, "members")

@@ -207,7 +207,9 @@ def test_a_group_with_an_offset_after_the_end_of_a_swept_queue_has_no_lag():
 def test_a_message_of_a_light_queue_that_is_given_back_is_stored_once_and_in_no_light_queue_again(store, level):
     store.append([make_batch([b"one"], extra_properties={"INNER_MULTI_DISPATCH": f"{ALICE},{BOB}"})])
     [found] = store.fetch([FetchRequest(ALICE, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)
-    returned, _ = read_returned(found.records, GroupConfig("g"), delay_level=level, max_reconsume_times=-1)
+    returned, _ = read_returned(
+        found.records, GroupConfig("g"), delay_level=level, max_reconsume_times=-1, now_ms=1_772_366_400_000
+    )
     store.append(ReturnWriter("returns", lambda count: 0).batches("g", returned, 1))
     assert [queue.max_offset for queue in store.topics.light_queues()] == [1, 1]
     [topic] = store.topics.queue_ids().keys() - {"orders", ALICE, BOB}

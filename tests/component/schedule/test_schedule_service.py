@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from actors.core.broker.send_back import ReturnWriter, read_returned
 from raymq.common.delay import TIMER_ROLL_QUEUE, TIMER_TOPIC, timer_queue
 from raymq.common.errors import ServiceNotAvailableError, StoreCorruptError
 from raymq.common.message import Message, MessageExt
 from raymq.common.names import SCHEDULE_TOPIC
+from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.decode import decode_records
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, WaitingBatch, encode_batch
@@ -76,6 +78,10 @@ def wait_for_bodies(store: MessageStore, expected: list[bytes]) -> None:
     assert bodies(store) == expected
 
 
+def wait_for_end(store: MessageStore, end: int) -> None:
+    eventually(lambda: store.queues.bounds("%RETRY%billing", 0).max_offset >= end, "the next attempt")
+
+
 def wait_for_a_round(store: MessageStore) -> None:
     """Wait until the scheduler has finished a round with the present time of the test's clock."""
     looked = store._appender.read_clock
@@ -118,6 +124,28 @@ def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(opened, cl
     # A delayed message still has its delay properties after the delivery to its own topic, as in RocketMQ.
     assert message.system_properties["DELAY"] == "3"
     assert message.system_properties["REAL_TOPIC"] == "orders"
+
+
+def test_a_failed_message_is_delivered_again_after_its_groups_own_interval(opened, clock):
+    store = opened()
+    group = GroupConfig("billing", retry_intervals_s=(0.5, 7))
+    store.append([waiting_batch([level(b"x", delay_level=1)], clock)])
+    clock.now_ms += 1000
+    wait_for_bodies(store, [b"x"])
+    at = ReturnWriter("returns", lambda count: 0)
+    topic, queue_id, offset = "orders", 3, 0
+    for times, interval_ms in enumerate((500, 7000, 7000)):
+        [found] = store.fetch([FetchRequest(topic, queue_id, offset, 1)], max_bytes=1 << 20, wait_s=0)
+        returned, _ = read_returned(found.records, group, delay_level=0, max_reconsume_times=-1, now_ms=clock.now_ms)
+        store.append(at.batches("billing", returned, 1))
+        clock.now_ms += interval_ms - 1
+        wait_for_a_round(store)
+        assert store.queues.bounds("%RETRY%billing", 0).max_offset == times
+        clock.now_ms += 1
+        wait_for_end(store, times + 1)
+        topic, queue_id, offset = "%RETRY%billing", 0, times
+    retried = read_queue(store, "%RETRY%billing", 0)
+    assert [(message.body, message.reconsume_times) for message in retried] == [(b"x", 1), (b"x", 2), (b"x", 3)]
 
 
 def test_a_delayed_send_that_is_repeated_is_stored_and_delivered_once(opened, clock):

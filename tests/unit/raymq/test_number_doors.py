@@ -181,6 +181,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     **{("Bounds", name): QUOTA for name in Bounds.__annotations__},
     ("GroupChanges", "retry_queue_nums"): NumberRange(1, 1024),
     ("GroupChanges", "retry_max_times"): NumberRange(0, 1000),
+    ("GroupChanges", "retry_intervals_s"): "a tuple of times; tests/unit/actors/core/broker/test_state.py",
     ("ScanOptions", "max_offsets"): POSITIVE,
     ("ScanOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
     ("ScanOptions", "ending_timestamp"): NumberRange(0, 2**63 - 1),
@@ -245,6 +246,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # The limits of numbers that programs pass to the administration's calls
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
+    ("raymq.GroupConfig.__init__", "retry_intervals_s"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
     ("Admin.change_min_in_sync_replicas", "least"): NumberRange(1, 9),
     ("Admin.change_replicas", "count"): NumberRange(1, 9),

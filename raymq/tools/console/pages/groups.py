@@ -16,7 +16,15 @@ from starlette.routing import Route
 
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
-from raymq.common.protocol.group import RETRY_MAX_TIMES, GroupChanges, GroupConfig, GroupSummary
+from raymq.common.protocol.group import (
+    RETRY_INTERVALS_S,
+    RETRY_MAX_TIMES,
+    GroupChanges,
+    GroupConfig,
+    GroupSummary,
+    intervals_text,
+    parse_intervals,
+)
 from raymq.tools.console.cluster import ConsoleCluster, PushInstances
 from raymq.tools.console.messages.export import exact, rows_as_file
 from raymq.tools.console.web.answers import page, refused
@@ -66,7 +74,8 @@ async def group_page(request: Request) -> Response:
     view = await _view(request)
     topics = sorted({one.queue.topic for one in view.summary.queues})
     members = [(one, _subscriptions(one)) for one in view.members]
-    values = {"group": view.config.group, "view": view, "members": members, "topics": topics}
+    intervals = intervals_text(view.config.retry_intervals_s or RETRY_INTERVALS_S)
+    values = {"group": view.config.group, "view": view, "members": members, "topics": topics, "intervals": intervals}
     return page(request, "group.html", values)
 
 
@@ -132,7 +141,7 @@ async def members_json(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Turn a group's consumption on or off, or change its number of retries."""
+    """Turn a group's consumption on or off, or change its number of retries or the times between them."""
     group, form = request.path_params["group"], await form_of(request)
     try:
         consume = form.text("consume")
@@ -144,6 +153,8 @@ async def update(request: Request) -> Response:
             changes["consume_enable"] = consume == "on"
         if retries is not None:
             changes["retry_max_times"] = retries
+        if intervals := form.text("retry_intervals"):
+            changes["retry_intervals_s"] = parse_intervals(intervals)
         if not changes:
             raise InvalidArgumentError("nothing to change: all fields were empty")
     except InvalidArgumentError as error:

@@ -3,10 +3,12 @@ must not change."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.core.broker.send_back import ReturnWriter, read_replayed, read_returned, reason_line
-from raymq.common.delay import DELAY_LEVELS_MS
+from raymq.common.delay import DELAY_LEVELS_MS, TIMER_TOPIC, timer_queue
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import MAX_PROPERTIES_BYTES, PROPERTY_DLQ_ORIGIN_ERROR, Message, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
@@ -23,6 +25,7 @@ from raymq.records.kernels.stamp import stamp
 
 GROUP = GroupConfig("billing", retry_queue_nums=3)
 HOST = ("127.0.0.1", 10911)
+NOW_MS = 1_772_366_400_000
 
 
 def stored(records: bytes | bytearray, sizes, offset: int = 0, place: int = 4096) -> bytes:
@@ -52,8 +55,12 @@ def writer(**arguments) -> ReturnWriter:
     return ReturnWriter("back", lambda count: count - 1, **arguments)
 
 
-def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: int = 0, max_times: int = -1):
-    returned, answer = read_returned(records, GROUP, delay_level=delay_level, max_reconsume_times=max_times)
+def give_back(
+    records: bytes, at: ReturnWriter | None = None, *, delay_level: int = 0, max_times: int = -1, group=GROUP
+):
+    returned, answer = read_returned(
+        records, group, delay_level=delay_level, max_reconsume_times=max_times, now_ms=NOW_MS
+    )
     return (at or writer()).batches("billing", returned, GROUP.retry_queue_nums), answer
 
 
@@ -71,6 +78,10 @@ def one(records: bytes) -> MessageExt:
     return message
 
 
+def returned_of(records: bytes, **arguments):
+    return read_returned(records, GROUP, max_reconsume_times=-1, now_ms=NOW_MS, **arguments)
+
+
 def test_a_message_waits_longer_each_time_and_is_dead_after_sixteen():
     waits = []
     for times in range(16):
@@ -84,6 +95,44 @@ def test_a_message_waits_longer_each_time_and_is_dead_after_sixteen():
     [batch], answer = give_back(consumed(b"x", times=16))
     assert (batch.topic, batch.queue_id, answer) == ("%DLQ%billing", 0, SendBackAnswer(0, 1))
     assert one(batch.records).reconsume_times == 17
+
+
+def test_a_groups_own_intervals_count_by_attempt_and_the_last_one_repeats():
+    group = replace(GROUP, retry_intervals_s=(0.25, 90, 2 * 86_400), retry_max_times=4)
+    waits = []
+    for times in range(4):
+        [batch], answer = give_back(consumed(b"x", times=times), group=group)
+        assert answer == SendBackAnswer(1, 0)
+        validate_batch(batch)
+        deliver_at_ms = int(one(batch.records).system_properties["TIMER_DELIVER_MS"])
+        assert batch.tag_codes.tolist() == [deliver_at_ms]
+        assert (batch.topic, batch.queue_id) == (TIMER_TOPIC, timer_queue(deliver_at_ms, NOW_MS))
+        waits.append((deliver_at_ms - NOW_MS) / 1000)
+    assert waits == [0.25, 90, 172_800, 172_800]
+    [batch], answer = give_back(consumed(b"x", times=4), group=group)
+    assert (batch.topic, answer) == ("%DLQ%billing", SendBackAnswer(0, 1))
+
+
+def test_a_message_stays_itself_over_returns_with_a_groups_own_intervals():
+    group = replace(GROUP, retry_intervals_s=(5,))
+    record = consumed(b"body")
+    first, at = one(record), writer()
+    for times in range(1, 3):
+        [batch], _ = give_back(record, at, group=group)
+        record = delivered(batch)
+        message = one(record)
+        assert (message.topic, message.queue_id, message.reconsume_times) == ("%RETRY%billing", 2, times)
+    for name in ("body", "tags", "keys", "properties", "flag", "born_timestamp_ms", "message_id"):
+        assert getattr(message, name) == getattr(first, name)
+    [batch], _ = give_back(record, at, max_times=0, group=group)
+    dead = one(stored(batch.records, batch.sizes))
+    assert dead.topic == "%DLQ%billing"
+    assert not {"TIMER_DELIVER_MS", "REAL_TOPIC", "REAL_QID"} & dead.system_properties.keys()
+
+
+def test_a_level_that_is_asked_for_counts_more_than_the_groups_intervals():
+    [batch], _ = give_back(consumed(b"x"), delay_level=5, group=replace(GROUP, retry_intervals_s=(5,)))
+    assert (batch.topic, batch.queue_id) == (SCHEDULE_TOPIC, 4)
 
 
 @pytest.mark.parametrize(("level", "queue"), [(1, 0), (5, 4), (18, 17), (99, 17)])
@@ -200,9 +249,7 @@ def test_a_message_that_cannot_be_read_is_dead_at_once_with_the_reason_and_nothi
     monkeypatch.setattr("raymq.records.format.compression.decompress", None)
     record = bytearray(consumed(b"no frame"))
     record[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4] = (0x201).to_bytes(4)
-    returned, answer = read_returned(
-        bytes(record), GROUP, delay_level=0, max_reconsume_times=-1, reason="no \x01 frame\x02" + "." * 1000
-    )
+    returned, answer = returned_of(bytes(record), delay_level=0, reason="no \x01 frame\x02" + "." * 1000)
     [batch] = writer().batches("billing", returned, 3)
     assert (batch.topic, answer) == ("%DLQ%billing", SendBackAnswer(0, 1))
     message = read_record(stored(batch.records, batch.sizes), 0, RecordPlace(MessageQueue("%DLQ%billing", "a", 0)))
@@ -220,9 +267,7 @@ def test_a_damaged_record_cannot_be_given_back(offset):
 
 
 def test_a_dead_letter_has_its_origin_its_attempts_and_the_reason_of_its_failure():
-    returned, _ = read_returned(
-        consumed(b"x"), GROUP, delay_level=-1, max_reconsume_times=-1, attempts=3, failure="not\nacknowledged\x01"
-    )
+    returned, _ = returned_of(consumed(b"x"), delay_level=-1, attempts=3, failure="not\nacknowledged\x01")
     [batch] = writer().batches("billing", returned, 3)
     letter = one(batch.records)
     assert letter.reconsume_times == 3
@@ -232,10 +277,10 @@ def test_a_dead_letter_has_its_origin_its_attempts_and_the_reason_of_its_failure
 
 
 def test_a_message_that_is_to_be_tried_again_has_no_reason_and_a_replayed_one_loses_it():
-    returned, _ = read_returned(consumed(b"x"), GROUP, delay_level=0, max_reconsume_times=-1, failure="no")
+    returned, _ = returned_of(consumed(b"x"), delay_level=0, failure="no")
     [batch] = writer().batches("billing", returned, 3)
     assert not any(name.startswith("DLQ_") for name in one(batch.records).system_properties)
-    returned, _ = read_returned(consumed(b"x"), GROUP, delay_level=-1, max_reconsume_times=-1, failure="no")
+    returned, _ = returned_of(consumed(b"x"), delay_level=-1, failure="no")
     [dead] = writer().batches("billing", returned, 3)
     [again] = writer().batches("billing", read_replayed(stored(dead.records, dead.sizes)), 3)
     assert not any(name.startswith("DLQ_") for name in one(again.records).system_properties)
@@ -243,7 +288,7 @@ def test_a_message_that_is_to_be_tried_again_has_no_reason_and_a_replayed_one_lo
 
 def test_a_dead_letter_without_place_for_its_origin_is_kept_all_the_same():
     record = consumed_with_properties(MAX_PROPERTIES_BYTES - 450)
-    returned, answer = read_returned(record, GROUP, delay_level=-1, max_reconsume_times=-1, failure="x" * 1000)
+    returned, answer = returned_of(record, delay_level=-1, failure="x" * 1000)
     [batch] = writer().batches("billing", returned, 3)
     assert (answer.dead, one(batch.records).body) == (1, b"x")
     assert "DLQ_ORIGIN_ERROR" not in one(batch.records).system_properties

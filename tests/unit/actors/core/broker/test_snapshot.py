@@ -16,7 +16,7 @@ from actors.core.broker.snapshot import (
     dump_snapshot,
     load_snapshot,
 )
-from actors.core.broker.state import BrokerState
+from actors.core.broker.state import BrokerState, decode_change, encode_change
 from raymq.common.protocol.group import GroupConfig, OffsetCommit
 from raymq.common.protocol.route import DataVersion, NewTopic
 from storage.files.config_files import parse_fastjson
@@ -144,6 +144,51 @@ def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_
     old = {"kind": "group", "group": "old", "consume_message_orderly": True, "consume_timeout_minute": 3}
     state.apply(old, 0)
     assert state.groups["old"] == GroupConfig("old")
+
+
+POLICIES = {
+    "nothing": ("null", ()),
+    "rocketmqs-default": ('{"type": "CUSTOMIZED"}', ()),
+    "written-out": (
+        '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000,10000,30000,60000,120000,180000,240000,300000,'
+        "360000,420000,480000,540000,600000,1200000,1800000,3600000,7200000]}}",
+        (),
+    ),
+    "own": ('{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1,2,500,60000]}}', (0.5, 60.0)),
+    "short": ('{"customizedRetryPolicy":{"next":[7000]}}', (7.0,)),
+    "exponential": (
+        '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":1000,"max":5000,"multiplier":2}}',
+        (1.0, 2.0, 4.0, 5.0),
+    ),
+    "exponential-without-values": ('{"type":"EXPONENTIAL"}', ()),
+    "unknown": ('{"type":"OTHER","customizedRetryPolicy":{"next":[7000]}}', ()),
+    "zero": ('{"customizedRetryPolicy":{"next":[0]}}', ()),
+    "no-times": ('{"customizedRetryPolicy":{"next":[]}}', ()),
+    "text": ('"soon"', ()),
+    "wrong": ('{"customizedRetryPolicy":{"next":{"a":"b"}}}', ()),
+}
+
+
+@pytest.mark.parametrize(("policy", "intervals_s"), POLICIES.values(), ids=list(POLICIES))
+def test_retry_policies_of_rocketmqs_file_are_read(policy: str, intervals_s: tuple[float, ...]):
+    files = dump_snapshot(committed({}), 1)
+    groups = json.loads(files[GROUPS_FILE])
+    groups["subscriptionGroupTable"]["billing"]["groupRetryPolicy"] = json.loads(policy)
+    files[GROUPS_FILE] = json.dumps(groups)
+    state, _ = load_snapshot(files.get, parse_fastjson)
+    assert state.groups["billing"] == GroupConfig("billing", retry_intervals_s=intervals_s)
+
+
+def test_retry_intervals_survive_in_rocketmqs_policy():
+    state = committed({})
+    for change in state.decide_group_config(GroupConfig("billing", retry_intervals_s=(0.5, 60, 7200))):
+        state.apply(decode_change(encode_change(change)), 0)
+    files = dump_snapshot(state, 1)
+    assert json.loads(files[GROUPS_FILE])["subscriptionGroupTable"]["billing"]["groupRetryPolicy"] == {
+        "type": "CUSTOMIZED",
+        "customizedRetryPolicy": {"next": [500, 500, 500, 60_000, 7_200_000]},
+    }
+    assert load_snapshot(files.get, parse_fastjson)[0].groups == state.groups
 
 
 def test_forbidden_topics_survive_in_rocketmqs_table():

@@ -308,7 +308,9 @@ def test_a_group_comes_with_the_topic_of_its_retries():
 
 def test_the_last_configuration_of_a_group_survives():
     state = filled()
-    config = GroupConfig("billing", consume_enable=False, retry_queue_nums=3, retry_max_times=2)
+    config = GroupConfig(
+        "billing", consume_enable=False, retry_queue_nums=3, retry_max_times=2, retry_intervals_s=(0.5, 60.0)
+    )
     for change in state.decide_group_config(config):
         state.apply(decode_change(encode_change(change)), 0)
     assert state.require_group("billing") == config
@@ -327,7 +329,11 @@ def test_a_retry_topic_keeps_its_queues_when_the_group_asks_for_fewer():
 
 @pytest.mark.parametrize(
     "values",
-    [{"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}, {"consume_broadcast_enable": "no"}],
+    [
+        *({"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}),
+        {"consume_broadcast_enable": "no"},
+        *({"retry_intervals_s": wrong} for wrong in ("10s", 10, (0,), (0.05,), (5e6,), ("1",), (None,), (1,) * 65)),
+    ],
 )
 def test_a_groups_configuration_is_sensible(values):
     with pytest.raises(InvalidArgumentError):

@@ -199,7 +199,7 @@ def test_a_group_is_created_by_its_name_and_settings(cluster):
     cluster.answers["a", "group_config"] = GroupNotExistError("new")
     cluster.admin.create_group("new", retry_max_times=5)
     assert cluster.called("update_groups") == [(name, [GroupConfig("new", retry_max_times=5)]) for name in "ab"]
-    for wrong in ({"retry_times": 5}, {"retry_max_times": -1}, {"consume_enable": "no"}):
+    for wrong in ({"retry_times": 5}, {"retry_max_times": -1}, {"consume_enable": "no"}, {"retry_intervals_s": 5}):
         with pytest.raises(InvalidArgumentError):
             cluster.admin.create_group("new", **wrong)
     with pytest.raises(IllegalNameError):
@@ -211,12 +211,12 @@ def test_a_group_is_created_by_its_name_and_settings(cluster):
 
 def test_a_created_group_never_changes_the_settings_of_an_existing_group(cluster):
     cluster.answers["a", "group_config"] = existing = GroupConfig("billing", retry_max_times=3)
-    for settings in ({}, {"retry_max_times": 3}):
+    for settings in ({}, {"retry_max_times": 3}, {"retry_intervals_s": []}):
         cluster.admin.create_group("billing", **settings)
-    assert cluster.called("update_groups") == [(name, [existing]) for name in "abab"]
+    assert cluster.called("update_groups") == [(name, [existing]) for name in "ababab"]
     with pytest.raises(InvalidArgumentError, match="'billing' exists already with retry_max_times=3; change it"):
         cluster.admin.create_group("billing", retry_max_times=4)
-    assert len(cluster.called("update_groups")) == 4
+    assert len(cluster.called("update_groups")) == 6
 
 
 def test_offsets_are_cloned_where_the_source_has_some(cluster):

@@ -30,6 +30,7 @@ def test_written_metadata_can_be_read():
         "consume_broadcast_enable": True,
         "retry_queue_nums": 1,
         "retry_max_times": 3,
+        "retry_intervals_s": [],
         "forbidden": ["bills"],
     }
     assert Metadata.from_json(Metadata().to_json()) == Metadata()

@@ -96,15 +96,21 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
     assert admin.asked == []
     run("group", "update", "billing", "--retry-max-times", "5", "--no-consume")
     run("group", "update", "billing", "--no-broadcast")
+    assert "10s,1m,2h" in run("group", "update", "billing", "--retry-intervals", "10s, 1m,2h").output
+    run("group", "update", "billing", "--retry-intervals", "default")
+    for wrong in ("soon", "0s", "41d", ""):
+        run("group", "update", "billing", "--retry-intervals", wrong, code=2)
     assert admin.asked == [
         ("billing", {"retry_max_times": 5, "consume_enable": False}),
         ("billing", {"consume_broadcast_enable": False}),
+        ("billing", {"retry_intervals_s": (10, 60, 7200)}),
+        ("billing", {"retry_intervals_s": ()}),
     ]
 
 
 def test_a_group_is_created_with_the_settings_that_are_given(run: Any, admin: Admin) -> None:
     shown = json.loads(run("group", "create", "billing", "--json").output)
-    assert shown == asdict(GroupConfig("billing"))
+    assert shown == asdict(GroupConfig("billing")) | {"retry_intervals_s": []}
     run("group", "create", "billing", "--retry-max-times", "5", "--no-broadcast", "--retry-queues", "2")
     run("group", "create", "billing", "--retry-max-times", "-1", code=2)
     assert admin.asked == [

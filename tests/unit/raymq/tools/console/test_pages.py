@@ -271,12 +271,17 @@ def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient
 def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, cluster: FakeCluster):
     page = after(admin, admin.post("/groups/billing/update", {"consume": "off", "retry_max_times": "3"}))
     assert "Consume is off" in page.text
+    assert "10s, 30s, 1m" in page.text
+    page = after(admin, admin.post("/groups/billing/update", {"retry_intervals": "5s,90s,1d"}))
+    assert "5s, 90s, 1d</dd>" in page.text
+    after(admin, admin.post("/groups/billing/update", {"retry_intervals": "soon"}))
     after(admin, admin.post("/groups/billing/update", {}))
     after(admin, admin.post("/groups/billing/delete", {"confirm": "no"}))
     assert "billing" in cluster.groups
     after(admin, admin.post("/groups/billing/delete", {"confirm": "billing", "dead_letters": "on"}))
     assert cluster.calls == [
         ("update_group", {"group": "billing", "consume_enable": False, "retry_max_times": 3}),
+        ("update_group", {"group": "billing", "retry_intervals_s": (5.0, 90.0, 86_400.0)}),
         ("delete_group", {"group": "billing", "dead_letters": True}),
     ]
 
