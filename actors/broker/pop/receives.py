@@ -41,6 +41,7 @@ from actors.core.pop.receive import (
 from actors.core.pop.waiting import WaitingReceive, WaitingReceives, WaitKey
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.names import retry_topic
+from raymq.common.protocol.group import is_ordered
 from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 ASK_WAIT_S: Final = 30.0
@@ -57,11 +58,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Decision:
-    """The decision about a receive: the leased messages, and the group's retry limit. `decide` fills in the
-    fields."""
+    """The decision about a receive: the leased messages, the group's retry limit, and the topics in order mode.
+    `decide` fills in the fields."""
 
     handout: LeaseGrant | None = None
     retry_max_times: int = 0
+    ordered_topics: tuple[str, ...] = ()
 
 
 class Receives:
@@ -131,7 +133,8 @@ class Receives:
             check(state, request)
             queues = _queues(state, request)
             committed = partial(state.committed, request.group)
-            return available(state.pop, committed, queues, self._ends.known, request, LEASE_CLOCK.now_ms())
+            ordered = _ordered(state, request)
+            return available(state.pop, committed, queues, self._ends.known, request, LEASE_CLOCK.now_ms(), ordered)
 
         return self._log.peek(read)
 
@@ -151,8 +154,10 @@ class Receives:
             queues = _in_random_order(_queues(state, request), request)
             now_ms = LEASE_CLOCK.now_ms()
             committed = partial(state.committed, request.group)
-            handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms)
+            ordered = _ordered(state, request)
+            handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms, ordered)
             decision.handout, decision.retry_max_times = handout, state.groups[request.group].retry_max_times
+            decision.ordered_topics = ordered
             return [] if handout.change is None else [handout.change]
 
         try:
@@ -315,7 +320,7 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
         )
     if not handout.ranges:
         return False
-    receive.answer(ReceiveAnswer(handout.ranges, decision.retry_max_times))
+    receive.answer(ReceiveAnswer(handout.ranges, decision.retry_max_times, decision.ordered_topics))
     return True
 
 
@@ -324,6 +329,17 @@ def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
     queues."""
     topics = [state.topics.get(topic) for topic in (*request.topics, retry_topic(request.group))]
     return [(known.topic, queue_id) for known in topics if known for queue_id in range(known.read_queue_nums)]
+
+
+def _ordered(state: BrokerState, request: ReceiveRequest) -> tuple[str, ...]:
+    """Return the topics of a receive that are received in order mode: as the request says, or else as the group's
+    setting and the topics' types say."""
+    topics = (*request.topics, retry_topic(request.group))
+    config = state.groups.get(request.group)
+    if request.ordered is not None or config is None:
+        return topics if request.ordered else ()
+    known = [state.topics.get(topic) for topic in topics]
+    return tuple(one.topic for one in known if one is not None and is_ordered(config, one.attributes))
 
 
 def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:

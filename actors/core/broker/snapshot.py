@@ -41,8 +41,8 @@ POSITION_FILE: Final = "brokerStatePosition.json"
 does not include. This position also applies to any of the other three files that has no position (version 0.1.0). The
 file also has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions"
 {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "creationIds"
-{"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access"
-(raymq.remoting.access.state), which is absent until users or policies are changed."""
+{"topic": "0a1b…"}, "unorderedGroups" ["group"], "leases" (actors.core.pop.leases), "settings" {"store.delete_when":
+"04"} and "access" (raymq.remoting.access.state), which is absent until users or policies are changed."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -65,6 +65,9 @@ _GROUP_KEYS: Final = {
 }
 """For each field of GroupConfig, its key in the file subscriptionGroup.json."""
 
+_ORDERED_KEY: Final = "consumeMessageOrderly"
+"""The key of a group's setting `ordered` in the file subscriptionGroup.json. RocketMQ has only true and false there;
+false means None. The key "unorderedGroups" of POSITION_FILE names the groups in which `ordered` is False."""
 _RETRY_POLICY_KEY: Final = "groupRetryPolicy"
 """The key of a group's retry intervals in the file subscriptionGroup.json. RocketMQ's two kinds of policies are
 {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [ms, …]}} and {"type": "EXPONENTIAL",
@@ -85,7 +88,6 @@ other bit."""
 _GROUP_CONSTANTS: Final = {
     "brokerId": 0,
     "consumeFromMinEnable": True,
-    "consumeMessageOrderly": False,
     "consumeTimeoutMinute": 15,
     "groupSysFlag": 0,
     "notifyConsumerIdsChangedEnable": True,
@@ -133,6 +135,7 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
         _POSITION_KEY: position,
         "resetVersions": versions,
         "firstResetVersions": state.offsets.first_versions,
+        "unorderedGroups": sorted(group for group, config in state.groups.items() if config.ordered is False),
         "leases": state.pop.dump(),
         "settings": state.settings,
         **{
@@ -185,7 +188,11 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
     for name, entry in table(GROUPS_FILE, "subscriptionGroupTable").items():
         values = {field: entry[key] for field, key in _GROUP_KEYS.items() if key in entry}
         intervals_s = _read_retry_policy(str(name), entry.get(_RETRY_POLICY_KEY))
-        state.groups[str(name)] = GroupConfig(str(name), **values, retry_intervals_s=intervals_s)
+        ordered = True if entry.get(_ORDERED_KEY) is True else None
+        state.groups[str(name)] = GroupConfig(str(name), **values, retry_intervals_s=intervals_s, ordered=ordered)
+    for name in own.get("unorderedGroups", ()):
+        if name in state.groups and state.groups[name].ordered is None:
+            state.groups[name] = replace(state.groups[name], ordered=False)
     for name, masks in table(GROUPS_FILE, "forbiddenTable").items():
         if topics := frozenset(str(topic) for topic, mask in masks.items() if mask & _FORBIDDEN_TO_READ):
             state.forbidden[str(name)] = topics
@@ -213,7 +220,8 @@ def _group_entry(config: GroupConfig) -> dict[str, Any]:
     if config.retry_intervals_s:
         intervals_ms = [round(interval_s * 1000) for interval_s in config.retry_intervals_s]
         policy["customizedRetryPolicy"] = {"next": intervals_ms[:1] * _NEXT_SKIPPED + intervals_ms}
-    return {**_GROUP_CONSTANTS, **fields, "groupName": config.group, _RETRY_POLICY_KEY: policy}
+    own = {_ORDERED_KEY: config.ordered is True, _RETRY_POLICY_KEY: policy}
+    return {**_GROUP_CONSTANTS, **fields, **own, "groupName": config.group}
 
 
 def _read_retry_policy(group: str, policy: object) -> tuple[float, ...]:

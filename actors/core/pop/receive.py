@@ -7,7 +7,7 @@ New messages come next. Several consumers may receive from one queue, so a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,12 +71,13 @@ def decide_receive(
     ends: Mapping[TopicQueue, QueueEnds],
     request: ReceiveRequest,
     now_ms: int,
+    ordered: Collection[str] = (),
 ) -> LeaseGrant:
     """Lease up to `request.max_messages` messages of `queues`, in the order of the queues.
 
     Skips a queue whose end offset is not in `ends`. In order mode, also skips a queue with leased messages that are
-    still invisible. If a request is repeated with its attempt id, it gets its previous leases as long as they are
-    valid.
+    still invisible. `ordered`: the topics in order mode, for a request that does not choose the mode. If a request is
+    repeated with its attempt id, it gets its previous leases as long as they are valid.
     """
     group = request.group
     if request.attempt_id:
@@ -92,7 +93,8 @@ def decide_receive(
             continue
         edit = table.edit(group, topic, queue_id, committed(topic, queue_id))
         gone += _drop_deleted(edit, known.min_offset)
-        leases = _lease(edit, known.max_offset, request, room, now_ms)
+        in_order = in_order_mode(request, topic, ordered)
+        leases = _lease(edit, known.max_offset, request, room, now_ms, in_order=in_order)
         edits.append(edit)
         ranges += [lease_range(topic, queue_id, lease) for lease in leases]
         room -= sum([lease.unsettled for lease in leases])
@@ -108,6 +110,7 @@ def available(
     ends: Mapping[TopicQueue, QueueEnds],
     request: ReceiveRequest,
     now_ms: int,
+    ordered: Collection[str] = (),
 ) -> int:
     """Estimate how many messages `decide_receive` could lease now. If the request repeats an earlier request, return
     the requested number."""
@@ -118,7 +121,8 @@ def available(
         known, queue = ends.get((topic, queue_id)), table.get(request.group, topic, queue_id)
         offset = committed(topic, queue_id)
         if queue is not None:
-            if request.ordered and any(lease.visible_ms > now_ms for lease in queue.leases.values()):
+            in_order = in_order_mode(request, topic, ordered)
+            if in_order and any(lease.visible_ms > now_ms for lease in queue.leases.values()):
                 continue
             count += queue.due(now_ms)
             offset = max(offset, queue.next_offset)
@@ -127,6 +131,12 @@ def available(
         if known is not None:
             count += max(0, known.max_offset - max(offset, known.min_offset))
     return count
+
+
+def in_order_mode(request: ReceiveRequest, topic: str, ordered: Collection[str]) -> bool:
+    """True if a request receives a topic in order mode. `ordered`: the topics in order mode, for a request that does
+    not choose the mode."""
+    return topic in ordered if request.ordered is None else request.ordered
 
 
 def next_due_ms(table: PopTable, group: str, queues: Sequence[TopicQueue], now_ms: int) -> int | None:
@@ -181,12 +191,14 @@ def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
     return gone
 
 
-def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int) -> list[Lease]:
+def _lease(
+    edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int, *, in_order: bool
+) -> list[Lease]:
     """Lease up to `room` messages of one queue: first the unsettled messages of leases that have ended, in order, then
     new messages."""
     queue = edit.queue
     due = sorted([lease for lease in queue.leases.values() if lease.visible_ms <= now_ms])
-    if request.ordered and len(due) < len(queue.leases):
+    if in_order and len(due) < len(queue.leases):
         return []
     end = _end_of_first(due, room)
     leased = [_again(edit, old, request, end, now_ms) for old in due if old.first_unsettled < end]

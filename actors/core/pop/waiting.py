@@ -21,9 +21,9 @@ popPollingSize and maxPopPollingSize."""
 FULL_PAUSE_S: Final = 1.0
 """Time, in seconds, after which a client may retry a receive that was rejected because too many receives wait."""
 
-WaitKey = tuple[str, tuple[str, ...], bool]
-"""The key of a waiting receive: group, topics, and True for order mode. A message can serve any of the receives with
-the same key."""
+WaitKey = tuple[str, tuple[str, ...], bool | None]
+"""The key of a waiting receive: group, topics, and True for order mode, or None for the group's mode. A message can
+serve any of the receives with the same key."""
 
 
 @dataclass(slots=True, eq=False)

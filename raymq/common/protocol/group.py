@@ -10,6 +10,7 @@ from raymq.common.delay import DELAY_LEVELS_MS, parse_duration_ms
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import TIMER_DELAY_MAX_MS, ConsumeFromWhere, MessageQueue
 from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, check_fields, number_in, shown
+from raymq.common.protocol.attributes import MESSAGE_TYPE, TopicMessageType
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 
@@ -44,6 +45,9 @@ RETRY_INTERVALS_MAX: Final = 64
 RETRY_INTERVALS_S: Final = tuple(delay_ms / 1000 for delay_ms in DELAY_LEVELS_MS[2:])
 """RocketMQ's retry intervals in seconds: 10 s, 30 s, 1 min and so on, up to 2 h. They are the delay levels 3 to 18."""
 
+ORDERED: Final[Mapping[str, bool | None]] = {"yes": True, "no": False, "by-topic": None}
+"""The values of a group's setting `ordered`, by the words that an operator writes for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
@@ -53,7 +57,9 @@ class GroupConfig:
     BROADCASTING. `retry_queue_nums`: number of queues of the group's retry topic, per broker group. `retry_max_times`:
     number of retries before a message goes to the dead-letter topic. `retry_intervals_s`: the seconds before the first
     retry, the second retry and so on; the last value counts for all further retries. If it is empty, the delay levels
-    from level 3 on count (RETRY_INTERVALS_S, unless the store's message_delay_level differs).
+    from level 3 on count (RETRY_INTERVALS_S, unless the store's message_delay_level differs). `ordered`: True if simple
+    consumers receive in order mode, False if they do not; with None they do in topics of message type FIFO. It counts
+    for consumers that do not choose the mode themselves.
     """
 
     group: str
@@ -62,11 +68,19 @@ class GroupConfig:
     retry_queue_nums: int = 1
     retry_max_times: int = 16
     retry_intervals_s: tuple[float, ...] = ()
+    ordered: bool | None = None
 
     def __post_init__(self) -> None:
         # JSON has no tuples, and a list would make equal configurations differ.
         if isinstance(self.retry_intervals_s, list):
             object.__setattr__(self, "retry_intervals_s", tuple(self.retry_intervals_s))
+
+
+def is_ordered(config: GroupConfig, attributes: Mapping[str, str]) -> bool:
+    """True if simple consumers of a group receive a topic in order mode, unless they choose the mode themselves.
+    `attributes`: the topic's attributes."""
+    fifo = attributes.get(MESSAGE_TYPE) == TopicMessageType.FIFO
+    return fifo if config.ordered is None else config.ordered
 
 
 def retry_interval_s(intervals_s: tuple[float, ...], failures: int) -> float:
@@ -84,6 +98,10 @@ def check_group_config(config: GroupConfig) -> None:
             raise InvalidArgumentError(
                 f"{name} of group {config.group!r} must be a bool, not {getattr(config, name)!r}"
             )
+    if config.ordered is not None and not isinstance(config.ordered, bool):
+        raise InvalidArgumentError(
+            f"ordered of group {config.group!r} must be True, False or None, not {shown(config.ordered)}"
+        )
     object.__setattr__(config, "retry_intervals_s", _checked_intervals(config.retry_intervals_s))
 
 
@@ -102,8 +120,7 @@ def parse_intervals(text: str) -> tuple[float, ...]:
     that the default counts. Raises InvalidArgumentError if a time is not valid."""
     if text.strip() == "default":
         return ()
-    words = [word for word in text.replace(",", " ").split() if word]
-    return _checked_intervals(tuple(parse_duration_ms(word) / 1000 for word in words or [text]))
+    return _checked_intervals(tuple(parse_duration_ms(word) / 1000 for word in text.split(",")))
 
 
 def intervals_text(intervals_s: tuple[float, ...]) -> str:
@@ -126,6 +143,7 @@ class GroupChanges(TypedDict, total=False):
     retry_queue_nums: int
     retry_max_times: int
     retry_intervals_s: tuple[float, ...]
+    ordered: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ class ReceiveRequest:
     consumers for `invisible_ms`.
 
     The request waits up to `wait_s` for the first message. `ordered`: a queue with leased messages returns no further
-    messages until the leased messages are acknowledged. `attempt_id` identifies the request: a repeated request gets
+    messages until the leased messages are acknowledged; None: as the group's setting and the topic's type say
+    (raymq.common.protocol.group.is_ordered). `attempt_id` identifies the request: a repeated request gets
     the same leases again while the leases are valid.
     """
 
@@ -45,7 +46,7 @@ class ReceiveRequest:
     max_messages: int
     invisible_ms: int
     wait_s: float = 0.0
-    ordered: bool = False
+    ordered: bool | None = None
     attempt_id: str = ""
 
 
@@ -71,10 +72,12 @@ class LeasedRange:
 @dataclass(frozen=True, slots=True)
 class ReceiveAnswer:
     """The answer to a ReceiveRequest: the leased ranges, empty if no message arrived in time. `retry_max_times`: the
-    maximum number of retries, from the group's settings."""
+    maximum number of retries, from the group's settings. `ordered_topics`: the topics that were received in order
+    mode."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int
+    ordered_topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import click
 from raymq.common.delay import parse_time
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import number_of_text
-from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS, intervals_text, parse_intervals
+from raymq.common.protocol.group import ORDERED, RETRY_MAX_TIMES, RETRY_QUEUE_NUMS, intervals_text, parse_intervals
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
 from raymq.tools.cli.options import (
@@ -61,6 +61,12 @@ def settings_options(function: Any) -> Any:
             metavar="TIMES",
             help="Time before each retry: a list such as 10s,30s,5m, whose last time repeats, or default.",
         ),
+        click.option(
+            "--ordered",
+            type=click.Choice(list(ORDERED)),
+            default=None,
+            help="Order mode of simple consumers; by-topic (default): in topics of message type FIFO.",
+        ),
     ):
         function = add(function)
     return function
@@ -79,7 +85,7 @@ def group_create(admin: Admin, group_name: str, **settings: Any) -> CommandResul
 
     Example: raymq group create billing --retry-max-times 5
     """
-    admin.create_group(group_name, **given_options(**settings))
+    admin.create_group(group_name, **_given(**settings))
     remember_name("groups", group_name)
     return _config_result(admin.group_config(group_name))
 
@@ -242,14 +248,21 @@ def group_update(admin: Admin, group_name: str, **changes: Any) -> CommandResult
 
     Example: raymq group update billing --retry-max-times 5 --retry-intervals 10s,1m,10m
     """
-    wanted = given_options(**changes)
+    wanted = _given(**changes)
     config = admin.update_group(group_name, **wanted) if wanted else admin.group_config(group_name)
     return _config_result(config)
 
 
+def _given(ordered: str | None, **settings: Any) -> Any:
+    """Return the settings of a group that the user gave. The value None of `ordered` is a setting, too."""
+    given = given_options(**settings)
+    return given if ordered is None else {**given, "ordered": ORDERED[ordered]}
+
+
 def _config_result(config: GroupConfig) -> CommandResult:
     fields = asdict(config)
-    shown = {**fields, "retry_intervals_s": intervals_text(config.retry_intervals_s)}
+    ordered = next(name for name, value in ORDERED.items() if value is config.ordered)
+    shown = {**fields, "retry_intervals_s": intervals_text(config.retry_intervals_s), "ordered": ordered}
     return CommandResult(fields, Table(["field", "value"], [list(field) for field in shown.items()]))
 
 

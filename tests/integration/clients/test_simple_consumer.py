@@ -142,6 +142,30 @@ def test_order_mode_gives_a_queue_s_next_messages_only_when_all_before_are_settl
         assert numbers(consumer.receive(3, LONG_S)) == [5]
 
 
+def test_a_topic_of_type_fifo_is_received_in_order_unless_the_group_or_the_consumer_says_otherwise(
+    mq: raymq.Client,
+) -> None:
+    mq.admin.create_topic("pop-fifo", queues=1, message_type="fifo")
+    with mq.producer() as producer:
+        for number in range(4):
+            producer.send(raymq.Message("pop-fifo", b"%d" % number), sharding_key="k")
+    mq.admin.create_group("pop-fifo-g")
+    with (
+        mq.simple_consumer("pop-fifo-g", consume_from=FIRST) as consumer,
+        mq.simple_consumer("pop-fifo-g", consume_from=FIRST, ordered=False) as other,
+    ):
+        consumer.subscribe("pop-fifo")
+        other.subscribe("pop-fifo")
+        [first] = consumer.receive(1, LONG_S)
+        assert (first.body, first.handle.split(" ")[3]) == (b"0", "999")
+        assert consumer.receive(1, LONG_S, wait_s=0) == []
+        [second] = other.receive(1, LONG_S)
+        assert (second.body, second.handle.split(" ")[3]) == (b"1", "0")
+        mq.admin.update_group("pop-fifo-g", ordered=False)
+        assert mq.admin.group_config("pop-fifo-g").ordered is False
+        assert [message.body for message in consumer.receive(2, LONG_S)] == [b"2", b"3"]
+
+
 def test_tags_choose_and_a_waiting_receive_gets_a_message_when_it_arrives(mq: raymq.Client) -> None:
     mq.admin.create_topic("pop-tags", queues=2)
     with mq.simple_consumer("pop-tags-g", consume_from=FIRST) as consumer:

@@ -122,6 +122,24 @@ def test_a_failing_message_walks_the_retry_topic_to_the_dead_letters_with_its_id
     assert dead.system_properties["RETRY_TOPIC"] == topic
 
 
+def test_a_groups_own_intervals_are_the_times_between_its_attempts(
+    mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
+) -> None:
+    mq.admin.create_group(group, retry_intervals_s=(0.2, 0.7))
+    assert mq.admin.group_config(group) == GroupConfig(group, retry_intervals_s=(0.2, 0.7))
+
+    def listen(message: MessageExt) -> None:
+        due_ms = int(message.system_properties.get("TIMER_DELIVER_MS", 0))
+        journal.write(f"{message.reconsume_times} {bool(due_ms)} {message.store_timestamp_ms >= due_ms}")
+        if message.reconsume_times < 3:
+            raise ValueError("not yet")
+
+    send(mq, topic, range(1))
+    with mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(listen).start():
+        eventually(lambda: len(journal.lines()) >= 4, "the fourth attempt")
+    assert journal.lines() == ["0 False True", *(f"{times} True True" for times in (1, 2, 3))]
+
+
 def test_a_coroutine_listener_is_awaited_and_its_answer_counts(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:

@@ -157,10 +157,9 @@ class SimpleEngine:
             first = self._turn % max(1, len(names))
         failure: RaymqError | None = None
         each_s = min(wait_s, WAIT_OF_ONE_S if len(names) == 1 else 0.0 if look else WAIT_OF_SEVERAL_S)
-        ordered = self.settings.ordered
         for name in names[first:] + names[:first]:
             try:
-                answer = self.pop.lease(name, brokers[name], *wish, each_s, ordered=ordered)
+                answer = self.pop.lease(name, brokers[name], *wish, each_s, ordered=self.settings.ordered)
             except RaymqError as error:
                 if not error.retryable:
                     raise
@@ -169,7 +168,7 @@ class SimpleEngine:
                     self._routes.invalidate(topic)
                 continue
             leased_s = time.monotonic()
-            messages = self.pop.read(name, answer, subscriptions, ordered=ordered)
+            messages = self.pop.read(name, answer, subscriptions)
             if messages:
                 if self._renewer is not None:
                     self._renewer.hold(messages, wish[1], leased_s)

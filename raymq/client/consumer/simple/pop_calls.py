@@ -98,7 +98,7 @@ class PopCalls:
         invisible_ms: int,
         wait_s: float = 0.0,
         *,
-        ordered: bool = False,
+        ordered: bool | None = None,
         attempt_id: str = "",
     ) -> list[ReceivedMessage]:
         """Receive up to `max_messages` messages of some topics from one broker: `lease` and `read` in one call.
@@ -106,7 +106,7 @@ class PopCalls:
         empty before `wait_s` has passed. After an error, messages may have been leased; they are delivered again."""
         places = (broker_name, subscriptions, max_messages, invisible_ms, wait_s)
         answer = self.lease(*places, ordered=ordered, attempt_id=attempt_id)
-        return self.read(broker_name, answer, subscriptions, ordered=ordered)
+        return self.read(broker_name, answer, subscriptions)
 
     def lease(
         self,
@@ -116,12 +116,15 @@ class PopCalls:
         invisible_ms: int,
         wait_s: float = 0.0,
         *,
-        ordered: bool = False,
+        ordered: bool | None = None,
         attempt_id: str = "",
     ) -> ReceiveAnswer:
         """Lease up to `max_messages` messages of some topics at one broker, which waits up to `wait_s` for the first
-        message. Returns the leased ranges; `read` reads their messages. A call that repeats another call's `attempt_id`
-        gets the same leases; without an id, each call is a new one."""
+        message. Returns the leased ranges; `read` reads their messages. `ordered`: whether in order mode; None for the
+        group's mode (raymq.common.protocol.group.is_ordered).
+
+        A call that repeats another call's `attempt_id` gets the same leases; without an id, each call is a new one.
+        """
         request = ReceiveRequest(
             *(self.group, tuple(sorted(topics)), max_messages, invisible_ms, wait_s, ordered),
             attempt_id or f"{self._id}-{next(self._attempts)}",
@@ -138,11 +141,11 @@ class PopCalls:
             return self._receive(broker_name, request)
 
     def read(
-        self, broker_name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription], *, ordered: bool
+        self, broker_name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]
     ) -> list[ReceivedMessage]:
         """Read the leased messages that the subscriptions want. Acknowledges the excluded messages, and forwards those
         with too many attempts to the dead letters."""
-        return self._taker.take(broker_name, answer, subscriptions, ordered=ordered) if answer.ranges else []
+        return self._taker.take(broker_name, answer, subscriptions) if answer.ranges else []
 
     def _receive(self, name: str, request: ReceiveRequest) -> ReceiveAnswer:
         answer: ReceiveAnswer = self._broker(name).call(

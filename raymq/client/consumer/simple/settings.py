@@ -18,7 +18,7 @@ class SimpleOptions(TypedDict, total=False):
 
     consume_from: ConsumeFromWhere
     consume_timestamp_ms: int
-    ordered: bool
+    ordered: bool | None
     auto_renew: bool
 
 
@@ -26,19 +26,21 @@ class SimpleOptions(TypedDict, total=False):
 class SimpleSettings:
     """The settings of one simple consumer. `start`: where the group starts in a queue in which it has committed
     nothing. `ordered`: True for order mode. A queue then delivers no further messages, to any member, until its
-    received messages are acknowledged or returned. `auto_renew`: True to renew the leases of received messages until
-    they are acknowledged or their invisible time is changed, for at most 3 hours (renewal.py)."""
+    received messages are acknowledged or returned. None: order mode as the group's setting `ordered` says, or else in
+    topics of message type FIFO. `auto_renew`: True to renew the leases of received messages until they are acknowledged
+    or their invisible time is changed, for at most 3 hours (renewal.py)."""
 
     group: str
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
-    ordered: bool = False
+    ordered: bool | None = None
     auto_renew: bool = False
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        for name, value in (("ordered", self.ordered), ("auto_renew", self.auto_renew)):
-            if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} must be a bool, not {value!r}")
+        if self.ordered is not None and not isinstance(self.ordered, bool):
+            raise InvalidArgumentError(f"ordered must be True, False or None, not {self.ordered!r}")
+        if not isinstance(self.auto_renew, bool):
+            raise InvalidArgumentError(f"auto_renew must be a bool, not {self.auto_renew!r}")
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:

@@ -53,7 +53,7 @@ class MessageTaker:
         process first received it."""
 
     def take(
-        self, name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription], *, ordered: bool
+        self, name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]
     ) -> list[ReceivedMessage]:
         """Read the messages of leased ranges of the broker `name`. In order mode, the messages of a queue are sorted by
         offset."""
@@ -72,10 +72,11 @@ class MessageTaker:
                 CLIENT_FIGURES.delivered(given.topic, self._group, stored_ms, len(found.messages), found.size_bytes)
             if found.end < given.start + given.count:
                 unread.append(_part(given, found.end))
+            ordered = given.topic in answer.ordered_topics
             messages += self._take(name, given, found, answer.retry_max_times, ordered)
         if unread:
             self._call(name, "change_invisible", self._group, unread, 0, False)
-        if ordered and len(answer.ranges) > 1:
+        if answer.ordered_topics and len(answer.ranges) > 1:
             messages.sort(key=lambda message: (message.topic, message.queue_id, message.queue_offset))
         return messages
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
 from raymq.common.protocol.group import (
+    ORDERED,
     RETRY_INTERVALS_S,
     RETRY_MAX_TIMES,
     GroupChanges,
@@ -141,7 +142,7 @@ async def members_json(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Turn a group's consumption on or off, or change its number of retries or the times between them."""
+    """Turn a group's consumption on or off, or change its retries or its order mode."""
     group, form = request.path_params["group"], await form_of(request)
     try:
         consume = form.text("consume")
@@ -155,6 +156,10 @@ async def update(request: Request) -> Response:
             changes["retry_max_times"] = retries
         if intervals := form.text("retry_intervals"):
             changes["retry_intervals_s"] = parse_intervals(intervals)
+        if ordered := form.text("ordered"):
+            if ordered not in ORDERED:
+                raise InvalidArgumentError(f"ordered must be {', '.join(ORDERED)}, not {ordered!r}")
+            changes["ordered"] = ORDERED[ordered]
         if not changes:
             raise InvalidArgumentError("nothing to change: all fields were empty")
     except InvalidArgumentError as error:

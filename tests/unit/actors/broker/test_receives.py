@@ -161,6 +161,26 @@ def test_an_expired_lease_wakes_a_waiting_receive(broker: Broker) -> None:
     assert (again.start, again.count, again.attempts) == (0, 2, 2)
 
 
+@pytest.mark.parametrize("of_group", [None, True, False])
+@pytest.mark.parametrize("fifo", [True, False])
+def test_a_receive_that_does_not_choose_its_mode_gets_it_from_the_group_or_the_topics_type(
+    broker: Broker, fifo: bool, of_group: bool | None
+) -> None:
+    if fifo:
+        attributes = {"message.type": "FIFO"}
+        broker.log.change(lambda state: state.decide_topic_update("orders", None, None, None, "", attributes))
+    broker.log.change(lambda state: state.decide_group_config(GroupConfig("g", ordered=of_group)))
+    broker.send(4)
+    expected = fifo if of_group is None else of_group
+    first = broker.receive(2).result(WAIT_S)
+    assert spans(first) == [(0, 2)]
+    assert first.ordered_topics == (("orders", "%RETRY%g") if of_group else ("orders",) if expected else ())
+    assert spans(broker.receive(1).result(WAIT_S)) == ([] if expected else [(2, 1)])
+    chosen = broker.receive(1, ordered=False).result(WAIT_S)
+    assert (spans(chosen), chosen.ordered_topics) == ([(2 if expected else 3, 1)], ())
+    assert spans(broker.receive(1, ordered=True).result(WAIT_S)) == []
+
+
 def test_an_ordered_queue_continues_after_its_messages_are_settled(broker: Broker) -> None:
     broker.send(4)
     [first] = broker.receive(2, ordered=True).result(WAIT_S).ranges

@@ -179,6 +179,20 @@ def test_retry_policies_of_rocketmqs_file_are_read(policy: str, intervals_s: tup
     assert state.groups["billing"] == GroupConfig("billing", retry_intervals_s=intervals_s)
 
 
+@pytest.mark.parametrize("ordered", [True, False, None])
+def test_the_order_mode_of_a_group_survives_beside_rocketmqs_key(ordered: bool | None):
+    state = committed({})
+    for change in state.decide_group_config(GroupConfig("billing", ordered=ordered)):
+        state.apply(decode_change(encode_change(change)), 0)
+    files = dump_snapshot(state, 1)
+    entry = json.loads(files[GROUPS_FILE])["subscriptionGroupTable"]["billing"]
+    assert entry["consumeMessageOrderly"] is (ordered is True)
+    assert load_snapshot(files.get, parse_fastjson)[0].groups == state.groups
+    of_rocketmq = {name: text for name, text in files.items() if name == GROUPS_FILE}
+    [group] = load_snapshot(of_rocketmq.get, parse_fastjson)[0].groups.values()
+    assert group.ordered is (True if ordered else None)
+
+
 def test_retry_intervals_survive_in_rocketmqs_policy():
     state = committed({})
     for change in state.decide_group_config(GroupConfig("billing", retry_intervals_s=(0.5, 60, 7200))):

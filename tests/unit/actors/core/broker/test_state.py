@@ -331,7 +331,7 @@ def test_a_retry_topic_keeps_its_queues_when_the_group_asks_for_fewer():
     "values",
     [
         *({"retry_queue_nums": 0}, {"retry_max_times": -1}, {"retry_max_times": True}),
-        {"consume_broadcast_enable": "no"},
+        *({"consume_broadcast_enable": "no"}, {"ordered": "yes"}, {"ordered": 1}),
         *({"retry_intervals_s": wrong} for wrong in ("10s", 10, (0,), (0.05,), (5e6,), ("1",), (None,), (1,) * 65)),
     ],
 )

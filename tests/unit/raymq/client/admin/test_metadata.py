@@ -31,6 +31,7 @@ def test_written_metadata_can_be_read():
         "retry_queue_nums": 1,
         "retry_max_times": 3,
         "retry_intervals_s": [],
+        "ordered": None,
         "forbidden": ["bills"],
     }
     assert Metadata.from_json(Metadata().to_json()) == Metadata()

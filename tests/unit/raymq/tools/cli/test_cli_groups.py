@@ -98,6 +98,9 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
     run("group", "update", "billing", "--no-broadcast")
     assert "10s,1m,2h" in run("group", "update", "billing", "--retry-intervals", "10s, 1m,2h").output
     run("group", "update", "billing", "--retry-intervals", "default")
+    for ordered in ("yes", "no", "by-topic"):
+        run("group", "update", "billing", "--ordered", ordered)
+    run("group", "update", "billing", "--ordered", "perhaps", code=2)
     for wrong in ("soon", "0s", "41d", ""):
         run("group", "update", "billing", "--retry-intervals", wrong, code=2)
     assert admin.asked == [
@@ -105,6 +108,7 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
         ("billing", {"consume_broadcast_enable": False}),
         ("billing", {"retry_intervals_s": (10, 60, 7200)}),
         ("billing", {"retry_intervals_s": ()}),
+        *(("billing", {"ordered": ordered}) for ordered in (True, False, None)),
     ]
 
 

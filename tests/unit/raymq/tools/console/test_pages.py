@@ -274,7 +274,11 @@ def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, cluster: FakeClu
     assert "10s, 30s, 1m" in page.text
     page = after(admin, admin.post("/groups/billing/update", {"retry_intervals": "5s,90s,1d"}))
     assert "5s, 90s, 1d</dd>" in page.text
+    assert "in FIFO topics</dd>" in page.text
     after(admin, admin.post("/groups/billing/update", {"retry_intervals": "soon"}))
+    after(admin, admin.post("/groups/billing/update", {"ordered": "perhaps"}))
+    after(admin, admin.post("/groups/billing/update", {"ordered": "yes"}))
+    page = after(admin, admin.post("/groups/billing/update", {"ordered": "by-topic"}))
     after(admin, admin.post("/groups/billing/update", {}))
     after(admin, admin.post("/groups/billing/delete", {"confirm": "no"}))
     assert "billing" in cluster.groups
@@ -282,6 +286,8 @@ def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, cluster: FakeClu
     assert cluster.calls == [
         ("update_group", {"group": "billing", "consume_enable": False, "retry_max_times": 3}),
         ("update_group", {"group": "billing", "retry_intervals_s": (5.0, 90.0, 86_400.0)}),
+        ("update_group", {"group": "billing", "ordered": True}),
+        ("update_group", {"group": "billing", "ordered": None}),
         ("delete_group", {"group": "billing", "dead_letters": True}),
     ]
 
