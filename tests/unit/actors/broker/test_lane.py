@@ -250,9 +250,10 @@ def test_a_group_starts_at_the_end_of_a_young_queue_only_if_it_asks_for_the_end(
 
 def test_groups_topics_and_clients_are_made_known(client, broker):
     client("ensure_group", "new")
-    client("update_groups", [GroupConfig("x", retry_max_times=3), GroupConfig("y")])
+    wanted = GroupConfig("x", retry_max_times=3, retry_intervals_s=(1, 0.5), ordered=False)
+    client("update_groups", [wanted, GroupConfig("y")])
     assert broker.groups() == ["g", "new", "x", "y"]
-    assert client("group_config", "x").retry_max_times == 3
+    assert client("group_config", "x") == wanted
     with pytest.raises(InvalidArgumentError):
         client("update_groups", [GroupConfig("z"), GroupConfig("x", retry_max_times=-1)])
     assert "z" not in broker.groups()
