@@ -97,7 +97,7 @@ def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallbac
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
-            waits = replica["note"] or replica["error"]
+            waits = "; ".join(filter(None, (replica["note"] or replica["error"], group["change"])))
             moving = replica["node_id"] is None or replica["replica"] not in group["in_sync"]
             if replica["node_id"] == node_id or moving:
                 left.append(f"{group['broker']}-{replica['replica']}")

@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psutil
@@ -32,11 +33,13 @@ from tests.support.history.history import History
 from tests.support.history.waiting import eventually
 from tests.support.history.workload import Senders, read_back
 from tests.support.replicas.placed_group import PlacedGroup
+from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 BROKER = "broker-a"
 REPLICAS = 3
 BETWEEN_FAULTS = 200
+DRAIN_S = 200.0
 STOPPED_S = (10.0, 30.0)
 SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2, replace_after_s: 5}")
 
@@ -46,6 +49,18 @@ def replicas(mq: raymq.Client, machines: Nodes) -> PlacedGroup:
     group = PlacedGroup(BROKER, REPLICAS, machines)
     group.settled()
     return group
+
+
+@pytest.fixture
+def free_node(machines: Nodes, replicas: PlacedGroup) -> str:
+    """Return the name of a node without a replica, on which a new replica may start."""
+    if not machines.runs("spare"):
+        machines.add("spare")
+    nodes = ("head", "left", "right", "spare")
+    for name in nodes:
+        drain(machines.node_id(name), drained=False, progress=print)
+    [free] = {*nodes} - {*replicas.homes().values()}
+    return free
 
 
 @contextmanager
@@ -169,4 +184,48 @@ def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothin
         more(history)
         assert balance(steps.append)["left"] == []
         assert replicas.settled()["master"] == min(replicas.homes())
+    replicas.assert_equal_logs()
+
+
+def test_a_drain_waits_for_a_stopped_replica_says_so_and_ends_when_the_replica_continues(
+    mq: raymq.Client, replicas: PlacedGroup, machines: Nodes, free_node: str, topic: str
+) -> None:
+    homes = replicas.homes()
+    stopped, leaving = sorted(homes.keys() - {replicas.settled()["master"]})
+    steps: list[str] = []
+    with load(mq, topic) as history, ThreadPoolExecutor(1) as pool:
+        mq.admin.change_min_in_sync_replicas(BROKER, REPLICAS)
+        with standing_still(replicas.pid(stopped)):
+            eventually(lambda: stopped not in replicas.account()["in_sync"], "a set without the stopped replica")
+            draining = pool.submit(drain, machines.node_id(homes[leaving]), drained=True, progress=steps.append)
+            waits = f"replica {leaving} leaves when {REPLICAS} other replicas are in sync"
+            eventually(lambda: any(waits in step for step in steps), "what the drain waits for", HEAL_TIMEOUT_S)
+            assert waits in mq.admin.replicas(BROKER).change
+            assert not draining.done()
+            more(history)
+        assert draining.result(DRAIN_S)["left"] == []
+        assert set(replicas.homes().values()) == {*homes.values(), free_node} - {homes[leaving]}
+        assert mq.admin.replicas(BROKER).change == ""
+        mq.admin.change_min_in_sync_replicas(BROKER, 2)
+        more(history)
+    replicas.assert_equal_logs()
+
+
+def test_a_stopped_replica_is_replaced_and_does_not_return(
+    mq: raymq.Client, replicas: PlacedGroup, free_node: str, topic: str
+) -> None:
+    account = replicas.settled()
+    stopped = max(one["replica"] for one in account["replicas"] if one["replica"] != account["master"])
+    with load(mq, topic) as history:
+        with standing_still(replicas.pid(stopped)):
+            eventually(lambda: stopped not in replicas.account()["in_sync"], "a set without the stopped replica")
+            mq.admin.change_replicas(BROKER, None, replace=stopped)
+            group = mq.admin.wait_for_replicas(BROKER, DRAIN_S)
+            assert group.change == ""
+            assert stopped not in {one.replica for one in group.replicas}
+            more(history)
+        replicas.settled()
+        more(history)
+    assert free_node in replicas.homes().values()
+    assert stopped not in replicas.homes()
     replicas.assert_equal_logs()
