@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from raymq.common.errors import DataLossError, RaymqError
-from raymq.common.protocol.store import Hole, QueuePosition, RepairState
+from raymq.common.protocol.store import PHYSICAL_QUEUE_ID, Hole, QueuePosition, RepairState
 from raymq.records.format.check import check_record
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE
 from storage.dispatch.queue_check import leads_to_own
@@ -110,16 +110,42 @@ class ReportedDamage:
         return [self._report(position) for position in positions]
 
     def _report(self, position: QueuePosition) -> Reported:
+        if position.queue_id == PHYSICAL_QUEUE_ID:
+            return self._report_physical(position.queue_offset)
         place = self._place_of(position)
         if place is None:
             return Reported(Verdict.NONE)
         start, size = place
         if self._is_intact(position, start, size):
             return Reported(Verdict.INTACT)
+        return self._damaged(_Report(start, size, position))
+
+    def _report_physical(self, start: int) -> Reported:
+        """Note that a query found the record at a physical offset damaged."""
+        log = self._parts.log
+        if not log.min_offset <= start < log.committed_offset:
+            return Reported(Verdict.NONE)
+        in_hole = any(hole.offset <= start < hole.end_offset for hole in self._parts.holes.holes)
+        if not in_hole and self._is_record(start):
+            return Reported(Verdict.INTACT)
+        return self._damaged(_Report(start, 1))
+
+    def _is_record(self, start: int) -> bool:
+        """Return True if a record that passes its checks begins at a physical offset."""
+        log = self._parts.log
+        end = min(start - start % log.file_size + log.file_size, log.committed_offset)
+        try:
+            return check_record(self._parts.reader.log_bytes(start, end), 0, **self._checks).ok
+        except DataLossError:
+            return False
+
+    def _damaged(self, report: _Report) -> Reported:
+        """Return the hole that contains a damaged record, or let the record wait for its check."""
+        start = report.physical_offset
         for hole in self._parts.holes.holes:
             if hole.offset <= start < hole.end_offset:
                 return Reported(Verdict.DAMAGED, hole)
-        return Reported(Verdict.CHECKING if self._add(_Report(start, size, position)) else Verdict.NONE)
+        return Reported(Verdict.CHECKING if self._add(report) else Verdict.NONE)
 
     def state_of(self, position: QueuePosition) -> RepairState:
         """Note that the store itself could not read the record at a queue position, and return what is known of the

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from raymq.client.consumer.repair_wait import wait_at_masters
 from raymq.common.closing import OfProcess
 from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqError, not_found
 from raymq.common.message import MessageQueue
@@ -33,6 +34,8 @@ class AdminBase(OfProcess):
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes = routes
         self._storages = storages
+        self._repairs = wait_at_masters(routes, storages)
+        """The damaged records that this object's calls have met."""
 
     def _queue_bounds(self, queue: MessageQueue) -> QueueBounds:
         """Return the offset range that a queue holds."""

@@ -9,8 +9,8 @@ A page may therefore end at any record, and the next page continues exactly afte
 records is limited. One call fetches records for all queues of a broker group, so a topic with many queues needs few
 calls.
 
-A page includes a damaged message, with its `body_error`. A page keeps its messages as they are stored: a body is
-decompressed each time it is read.
+A page waits a few seconds for the repair of a damaged message. Then it includes the message, with its `body_error`. A
+page keeps its messages as they are stored: a body is decompressed each time it is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from raymq.client.admin.messages import MessageAdmin
-from raymq.client.consumer.pull_once import FetchedRecord, has_text, is_wanted, read_fetched, stored_times
+from raymq.client.consumer.pull_once import (
+    FetchedRecord,
+    damage_in,
+    has_text,
+    is_wanted,
+    read_fetched,
+    stored_times,
+)
+from raymq.client.consumer.repair_wait import read_repaired
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
 from raymq.common.message import MessageExt, MessageQueue, PullStatus, checked_queue
@@ -305,7 +313,7 @@ class BrowseAdmin(MessageAdmin):
             spans = self._spans(topic, queue, begin_ms, end_ms, begin_offset)
         return read_page(
             spans,
-            self._fetch_queues,
+            partial(self._fetch_repaired, deadline_s=deadline_s),
             lambda message: is_wanted(message, subscription) and has_text(message, text),
             newest_first=newest_first,
             limit=limit,
@@ -348,6 +356,15 @@ class BrowseAdmin(MessageAdmin):
             )
             found |= dict(zip(group, bounds, strict=True))
         return found
+
+    def _fetch_repaired(self, wanted: Sequence[tuple[MessageQueue, int, int]], deadline_s: float) -> list[FetchResult]:
+        """Read several queues, and wait until `deadline_s` (time.monotonic) for the repair of damaged messages."""
+
+        def damage_of(results: list[FetchResult]) -> dict[MessageQueue, list[int]]:
+            places = zip(wanted, results, strict=True)
+            return {queue: damage_in(result, queue, offset) for (queue, offset, _), result in places}
+
+        return read_repaired(lambda: self._fetch_queues(wanted), damage_of, self._repairs, deadline_s)
 
     def _fetch_queues(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
         """Read several queues, with one call for each broker group."""

@@ -18,7 +18,8 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from raymq.client.consumer.group_offsets import GroupOffsets
-from raymq.client.consumer.pull_once import FetchedRecord, read_fetched
+from raymq.client.consumer.pull_once import FetchedRecord, damage_found, damage_in, read_fetched
+from raymq.client.consumer.repair_wait import read_repaired, wait_at_masters
 from raymq.common.closing import OfProcess
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.message import (
@@ -32,7 +33,7 @@ from raymq.common.message import (
 from raymq.common.names import check_group, dlq_topic, retry_topic
 from raymq.common.numbers import NOT_NEGATIVE, POSITIVE, RATE, bounded
 from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
-from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import PHYSICAL_QUEUE_ID, FetchRequest, FetchResult
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -105,6 +106,7 @@ class DeadLetters(OfProcess):
         self._require_group = require_group
         self._routes, self._storages = routes, storages
         self._offsets = GroupOffsets(group)
+        self._repairs = wait_at_masters(routes, storages)
 
     @bounded(max_messages=POSITIVE)
     def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
@@ -204,10 +206,13 @@ class DeadLetters(OfProcess):
         message. Otherwise return `letter` itself."""
         if letter.replayed or letter.message.record_damaged:
             return letter
-        message_id = letter.message.message_id
-        result = self._call_storage(
-            queue,
-            lambda storage, left_s: storage.query_by_unique_id(retry_topic(self._group), message_id, left_s),
+        message_id, topic = letter.message.message_id, retry_topic(self._group)
+        result = read_repaired(
+            lambda: self._call_storage(
+                queue, lambda storage, left_s: storage.query_by_unique_id(topic, message_id, left_s)
+            ),
+            lambda found: {MessageQueue(topic, queue.broker_name, PHYSICAL_QUEUE_ID): damage_found(found)},
+            self._repairs,
         )
         died_ms = letter.message.store_timestamp_ms
         copies = [one.message for one in read_fetched(result.records, MessageQueue("", queue.broker_name, -1))]
@@ -261,11 +266,16 @@ class DeadLetters(OfProcess):
             offset = result.next_offset
 
     def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
+        """Read dead letters of a queue from `offset` on. Waits a few seconds for the repair of damaged ones."""
         request = FetchRequest(queue.topic, queue.queue_id, offset, DEAD_LETTER_FETCH_MESSAGES)
-        [result] = self._call_storage(
-            queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
-        )
-        return result
+
+        def read() -> FetchResult:
+            [result] = self._call_storage(
+                queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
+            )
+            return result
+
+        return read_repaired(read, lambda result: {queue: damage_in(result, queue, offset)}, self._repairs)
 
     def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
         """Run `call` with the storage actor of the queue's master, and retry as `call_master` does."""

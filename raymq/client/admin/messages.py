@@ -16,23 +16,28 @@ from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.client.consumer.pull_once import (
     PULL_MAX_MESSAGES,
     PULL_MAX_WAIT_S,
+    damage_found,
+    damage_in,
     pull_messages,
     read_fetched,
     stored_times,
 )
+from raymq.client.consumer.repair_wait import read_repaired
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, checked_queue
 from raymq.common.names import check_topic
 from raymq.common.numbers import NOT_NEGATIVE, POINT_IN_TIME_MS, POSITIVE, NumberRange, bounded
 from raymq.common.parallel import map_parallel
-from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, QueryResult
+from raymq.common.protocol.store import PHYSICAL_QUEUE_ID, Boundary, FetchRequest, FetchResult, QueryResult
 from raymq.common.retry import persist_until
+from raymq.records.format.check import check_record
 from raymq.records.format.decode import decode_record
 from raymq.records.format.inner_batch import split_inner_batch
 from raymq.records.format.inner_batch_encode import is_inner_batch
 from raymq.records.format.layout import RecordError, read_header
 from raymq.records.format.message_id import parse_offset_message_id
+from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import call_master
 
 QUERY_TIMEOUT_S: Final = 10.0
@@ -48,21 +53,25 @@ class MessageAdmin(AdminBase):
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
-        """Read a queue from `offset` without a group. Raises OffsetOutOfRangeError if the queue does not hold `offset`,
-        and InvalidArgumentError if an argument is invalid."""
+        """Read a queue from `offset` without a group. Waits a few seconds for the repair of damaged messages; a message
+        that is not repaired has a `body_error`. Raises OffsetOutOfRangeError if the queue does not hold `offset`, and
+        InvalidArgumentError if an argument is invalid."""
         queue = checked_queue("queue", queue)
         route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
             raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in broker group {queue.broker_name!r}")
         nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
-        return call_master(
-            self._routes,
-            self._storages,
-            queue,
-            ADMIN_TIMEOUT_S,
-            lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
-        )
+
+        def pull(storage: StorageClient, left_s: float) -> tuple[PullResult, list[int]]:
+            damaged: list[int] = []
+            arguments = (queue, nums, subscription, offset, max_messages, wait_s)
+            return pull_messages(storage, *arguments, on_damage=damaged.extend), damaged
+
+        def read() -> tuple[PullResult, list[int]]:
+            return call_master(self._routes, self._storages, queue, ADMIN_TIMEOUT_S, pull)
+
+        return read_repaired(read, lambda found: {queue: found[1]}, self._repairs)[0]
 
     @bounded(max_messages=POSITIVE, begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS)
     def query_by_key(
@@ -122,11 +131,9 @@ class MessageAdmin(AdminBase):
         messages: list[tuple[int, MessageExt]] = []
         for name in route.brokers if broker_name is None else (broker_name,):
             storage = self._storages.get(route.master_storage(name))
-            result: QueryResult = persist_until(
-                time.monotonic() + ADMIN_TIMEOUT_S,
-                partial(_call_with_time_left, getattr(storage, method), (topic, *args)),
-            )
-            found = _messages_of(result, MessageQueue(topic, name, -1))
+            queue = MessageQueue(topic, name, PHYSICAL_QUEUE_ID)
+            result = self._find(queue, partial(_call_with_time_left, getattr(storage, method), (topic, *args)))
+            found = _messages_of(result, queue)
             messages += zip(stored_times(found), found, strict=True)
         return messages
 
@@ -138,22 +145,44 @@ class MessageAdmin(AdminBase):
         route = self._routes.get(topic)
         damaged: list[MessageExt] = []
         for broker_name in route.brokers:
-            storage = self._storages.get(route.master_storage(broker_name))
+            queue = MessageQueue(topic, broker_name, PHYSICAL_QUEUE_ID)
             try:
-                record = persist_until(
-                    time.monotonic() + ADMIN_TIMEOUT_S,
-                    partial(_call_with_time_left, storage.record_at, (physical_offset,)),
-                )
+                record, reason = self._record_at(queue, physical_offset)
             except (InvalidArgumentError, DataLossError):
                 continue  # skip this store: none of its records starts at `physical_offset`
             # The damaged record may have the wanted id. Continue, because another store may have the message undamaged.
-            except BodyUnreadableError as error:
-                damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))
+            if not record:
+                damaged.append(_damaged(queue, physical_offset, reason))
                 continue
             messages = _messages_at(record, broker_name)
             if messages[0].offset_message_id == offset_id and messages[0].topic == topic:
                 return messages
         return damaged
+
+    def _find(self, queue: MessageQueue, query: Callable[[float], QueryResult]) -> QueryResult:
+        """Run a query of a store, and wait a few seconds for the repair of damaged records that it finds. `queue`: the
+        topic and the broker group."""
+
+        def read() -> QueryResult:
+            return persist_until(time.monotonic() + ADMIN_TIMEOUT_S, query)
+
+        return read_repaired(read, lambda result: {queue: damage_found(result)}, self._repairs)
+
+    def _record_at(self, queue: MessageQueue, physical_offset: int) -> tuple[bytes, str]:
+        """Return the record at a physical offset of a store, and the reason why it is damaged, empty if it is intact.
+        Waits a few seconds for its repair. The record is empty if it cannot be parsed. `queue`: the topic and the
+        broker group."""
+
+        def read() -> tuple[bytes, str]:
+            storage = self._storages.get(self._routes.get(queue.topic).master_storage(queue.broker_name))
+            call = partial(_call_with_time_left, storage.record_at, (physical_offset,))
+            try:
+                record = persist_until(time.monotonic() + ADMIN_TIMEOUT_S, call)
+            except BodyUnreadableError as error:
+                return b"", error.reason
+            return record, "" if check_record(record).ok else "its body is damaged"
+
+        return read_repaired(read, lambda found: {queue: [physical_offset] if found[1] else []}, self._repairs)
 
 
 def _messages_of(result: QueryResult, queue: MessageQueue) -> list[MessageExt]:
@@ -218,6 +247,9 @@ class TailAdmin(AdminBase):
         4 MiB of each broker group. Older messages are skipped. Without `positions`, returns the end offsets of the
         queues, and no message.
 
+        A damaged message, and the messages after it in its queue, are returned by a later call: after the repair, or
+        with a `body_error` if no other replica repairs it within 15 s. Positions stay before it so long.
+
         Makes one call for each broker group, all at the same time. If a broker group does not answer, its positions
         stay unchanged. If no broker group answers, or if one does not answer a call without `positions`, raises the
         error. Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument is
@@ -247,13 +279,27 @@ class TailAdmin(AdminBase):
             for queue, result in zip(own, answer, strict=True):
                 following[queue] = result.max_offset
                 if positions is not None:
-                    skipped += result.max_offset - result.next_offset
-                    bounds = positions.get(queue, -1), result.next_offset
-                    arrived = [one.message for one in read_fetched(result.records, queue, *bounds)]
+                    start = positions.get(queue, -1)
+                    waits_at = self._first_in_repair(queue, damage_in(result, queue, start))
+                    arrived = [one.message for one in read_fetched(result.records, queue, start, result.next_offset)]
+                    if waits_at is None:
+                        skipped += result.max_offset - result.next_offset
+                    else:
+                        following[queue] = waits_at
+                        arrived = [message for message in arrived if message.queue_offset < waits_at]
                     found += zip(stored_times(arrived), arrived, strict=True)
         found.sort(key=itemgetter(0))
         newest = tuple(message for _, message in found[-max_messages:])
         return Arrived(newest, following, skipped + len(found) - len(newest))
+
+    def _first_in_repair(self, queue: MessageQueue, damaged: Sequence[int]) -> int | None:
+        """Report damaged messages of a queue. Returns the offset of the first one that is repaired or may be repaired
+        soon, so that the next call should read it; None if all are returned as they are."""
+        if not damaged:
+            return None
+        if self._repairs.wait(queue, damaged, 0.0):
+            return damaged[0]
+        return next((offset for offset in damaged if self._repairs.is_waiting(queue, offset)), None)
 
     def _read_behind(
         self, queues: Sequence[MessageQueue], positions: Mapping[MessageQueue, int] | None, max_messages: int

@@ -7,7 +7,7 @@ A damaged record becomes a damaged message (`raymq.records.format.decode`); all 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S, is_damage
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, OffsetOutOfRangeError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus
-from raymq.common.protocol.store import REPORT_MAX, FetchRequest, QueuePosition
+from raymq.common.protocol.store import REPORT_MAX, FetchRequest, FetchResult, QueryResult, QueuePosition
 from raymq.records.format.check import find_starts
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import OnUnreadable, ignore, read_messages
@@ -38,8 +38,11 @@ def pull_messages(
     offset: int,
     max_messages: int,
     wait_s: float,
+    on_damage: Callable[[list[int]], object] | None = None,
 ) -> PullResult:
     """Return up to `max_messages` messages of `queue` from `offset`. Waits up to `wait_s` for the first message.
+
+    `on_damage` gets the offsets of damaged messages. By default they are reported to the store, and not waited for.
 
     Raises InvalidArgumentError if the topic does not have the queue, if `offset` is negative, or if a number is out of
     bounds. Raises OffsetOutOfRangeError if the queue does not hold `offset`.
@@ -57,23 +60,43 @@ def pull_messages(
     [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
-    errors: list[BodyUnreadableError] = []
-    found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
-    if errors:
-        _report(storage, queue, errors)
+    found, damaged = _read_checked(result, queue, offset)
+    if damaged and on_damage is not None:
+        on_damage(damaged)
+    elif damaged:
+        _report(storage, queue, damaged)
     messages = [one.message for one in found]
     wanted = tuple(message for message in messages if is_wanted(message, subscription))
     return PullResult(result.status, wanted, result.next_offset, result.min_offset, result.max_offset)
 
 
-def _report(storage: StorageClient, queue: MessageQueue, errors: Sequence[BodyUnreadableError]) -> None:
+def damage_in(result: FetchResult, queue: MessageQueue, offset: int) -> list[int]:
+    """Return the queue offsets of the damaged records in the result of a fetch of `queue` from `offset`."""
+    return _read_checked(result, queue, offset)[1] if result.count else []
+
+
+def damage_found(result: QueryResult) -> list[int]:
+    """Return the physical offsets of the damaged records that a query has found."""
+    errors: list[BodyUnreadableError] = []
+    read_fetched(result.records, MessageQueue("", "", -1), on_unreadable=errors.append)
+    return [*result.damaged, *(error.physical_offset for error in errors if is_damage(error))]
+
+
+def _read_checked(result: FetchResult, queue: MessageQueue, offset: int) -> tuple[list[FetchedRecord], list[int]]:
+    """Decode the messages of a fetch from `offset`. Also returns the queue offsets of the damaged ones."""
+    errors: list[BodyUnreadableError] = []
+    found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
+    damaged = {error.queue_offset for error in errors if is_damage(error)}
+    damaged.update(one.message.queue_offset for one in found if one.message.record_damaged)
+    return found, sorted(damaged - {-1})
+
+
+def _report(storage: StorageClient, queue: MessageQueue, offsets: Sequence[int]) -> None:
     """Report damaged messages to the storage actor, which checks and repairs them. Does not wait for the repair. A
     failure is only logged."""
-    offsets = [error.queue_offset for error in errors if error.queue_offset >= 0 and is_damage(error)][:REPORT_MAX]
-    if not offsets:
-        return
+    positions = [QueuePosition(queue.topic, queue.queue_id, at) for at in offsets[:REPORT_MAX]]
     try:
-        storage.report_damage([QueuePosition(queue.topic, queue.queue_id, at) for at in offsets], REPORT_TIMEOUT_S)
+        storage.report_damage(positions, REPORT_TIMEOUT_S)
     except RaymqError as error:
         logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
 

@@ -102,8 +102,8 @@ def describe(error: BaseException) -> str:
 
 def messages_at(data: Buffer, starts: NDArray[np.int64], broker_name: str) -> Sequence[MessageExt | None]:
     """Return the messages whose records start at `starts` in `data`, with None in place of each damaged record. Fields
-    are decoded on access, and the CRC of bodies is not checked."""
-    messages = read_messages(data, starts, broker_name=broker_name, check_crc=False)
+    are decoded on access. A body with a wrong CRC raises BodyUnreadableError, so a predicate never decides by it."""
+    messages = read_messages(data, starts, broker_name=broker_name)
     return [None if message.record_damaged else message for message in messages]
 
 

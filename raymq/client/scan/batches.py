@@ -9,7 +9,6 @@ A message that cannot be read becomes a row with a null body (`raymq.records.ker
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypedDict, Unpack, get_args
@@ -18,20 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.client.consumer.repair_wait import (
-    ASK_AGAIN_S,
-    CHECKSUM_WRONG,
-    READ_REPAIR_WAIT_S,
-    is_damage,
-    report_to_master,
-)
+from raymq.client.consumer.repair_wait import CHECKSUM_WRONG, RepairWait, is_damage, wait_at_masters
 from raymq.client.scan.queue_bounds import bounds_of
 from raymq.client.scan.range_reader import RangeReader, RecordsChunk
 from raymq.client.scan.ranges import NO_CREATIONS, Creations, OffsetRange, is_created_anew
-from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError, RaymqError
+from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.protocol.store import REPORT_MAX, RepairState
 from raymq.records.format.hashing import java_hash
 from raymq.records.kernels.byte_column import text_array
 from raymq.records.kernels.column_bodies import BodyType
@@ -157,105 +149,110 @@ def open_range(
     it passes every filter. If `unreadable` is "raise", an unreadable message raises BodyUnreadableError. Bodies are
     checked if `body` or `error` is among the columns, and always if `unreadable` is "raise".
     """
-    wanted = schema_with(body_type, columns).names
-    read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
-    checked = unreadable == "raise" or not {"body", "error"}.isdisjoint(wanted)
-    tag_codes = frozenset(map(java_hash, tags)) if tags else None
-    chosen = text_array(sorted(tags))
     stored = replace(queue_range, topic=names.wrap(queue_range.topic))
 
     def lost(some: OffsetRange) -> None:
         on_loss(replace(some, topic=names.unwrap(some.topic)))
 
-    def decode(chunk: RecordsChunk, rows: slice) -> pa.RecordBatch:
+    decoder = _Decoder(queue_range, stored.queue, columns, tags, body_type, unreadable)
+    repairs = wait_at_masters(routes, storages)
+    start: int | None = stored.start_offset
+    while start is not None:
+        rest = replace(stored, start_offset=start)
+        chunks = _open_chunks(routes, storages, rest, decoder.tag_codes, sql, fail_on_data_loss, lost)
+        start = yield from _read_chunks(chunks, decoder, repairs, names)
+
+
+class _Decoder:
+    """Decodes the records of one range to Arrow batches with the wanted columns, and selects messages by their tags."""
+
+    def __init__(
+        self,
+        queue_range: OffsetRange,
+        stored_queue: MessageQueue,
+        columns: Sequence[str] | None,
+        tags: frozenset[str],
+        body_type: BodyType,
+        unreadable: Unreadable,
+    ) -> None:
+        """`stored_queue`: the queue of the range, with its name in the store. Raises InvalidArgumentError for an
+        unknown column."""
+        self.queue_range, self.stored_queue = queue_range, stored_queue
+        self._body_type, self._unreadable = body_type, unreadable
+        self._wanted = schema_with(body_type, columns).names
+        self._checked = unreadable == "raise" or not {"body", "error"}.isdisjoint(self._wanted)
+        self._tags, self._chosen = tags, text_array(sorted(tags))
+        self.tag_codes = frozenset(map(java_hash, tags)) if tags else None
+        # Only a damaged record has no `born_timestamp`.
+        self._read = list(dict.fromkeys([*self._wanted, *(["tags"] if tags else []), "born_timestamp"]))
+        self.batch_bytes = BATCH_BYTES if "body" in self._wanted else BATCH_BYTES_WITHOUT_BODY
+
+    def decode(self, chunk: RecordsChunk, rows: slice) -> pa.RecordBatch:
+        """Decode some records of a chunk, or the first of them. Raises BodyUnreadableError if the reader asked for
+        this error instead of a null body."""
         return decode_columns(
             chunk.data,
             chunk.starts[rows],
-            broker_name=queue_range.broker_name,
-            body_type=body_type,
-            check_crc=checked,
-            columns=read,
-            places=chunk.places(stored.queue).pick(rows),
-            unreadable=unreadable,
+            broker_name=self.queue_range.broker_name,
+            body_type=self._body_type,
+            check_crc=self._checked,
+            columns=self._read,
+            places=chunk.places(self.stored_queue).pick(rows),
+            unreadable=self._unreadable,
             max_decompressed_bytes=BATCH_DECOMPRESSED_BYTES,
         )
 
-    repairs = _Repairs(routes, storages, stored.queue)
-
-    def read_from(start: int) -> Generator[pa.RecordBatch, None, int | None]:
-        """Yield the batches from an offset on. Returns the offset from which to read again, because a damaged message
-        was repaired; None at the end of the range."""
-        rest = replace(stored, start_offset=start)
-        for chunk in _open_chunks(routes, storages, rest, tag_codes, sql, fail_on_data_loss, lost):
-            for rows in _slices(chunk, BATCH_BYTES if "body" in wanted else BATCH_BYTES_WITHOUT_BODY):
-                first = rows.start
-                while first < rows.stop:
-                    try:
-                        batch = decode(chunk, slice(first, rows.stop))
-                    except BodyUnreadableError as error:
-                        if is_damage(error) and repairs.wait([error.queue_offset]):
-                            return _offset_at(chunk, first)
-                        raise
-                    count = _unreadable_count(batch)
-                    if count:
-                        part = slice(first, first + batch.num_rows)
-                        if repairs.wait(_damaged_offsets(chunk, part, stored.queue)):
-                            return _offset_at(chunk, first)
-                        logger.warning(
-                            "%d messages of queue %s cannot be read: their bodies are null in the result",
-                            *(count, queue_range),
-                        )
-                    first += batch.num_rows
-                    # Two tags may share a hash code, so compare the texts. Keep a damaged record: its tags are unknown.
-                    if tags:
-                        right = pc.is_in(batch.column("tags"), value_set=chosen)
-                        batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
-                    if batch.num_rows:
-                        yield shown_batch(batch, names)
-        return None
-
-    start: int | None = stored.start_offset
-    while start is not None:
-        start = yield from read_from(start)
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the wanted messages and columns of a decoded batch."""
+        if self._tags:
+            # Two tags may share a hash code, so compare the texts. Keep a damaged record: its tags are unknown.
+            right = pc.is_in(batch.column("tags"), value_set=self._chosen)
+            batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null()))
+        return batch if batch.schema.names == self._wanted else batch.select(self._wanted)
 
 
-class _Repairs:
-    """The damaged messages that the read of one range meets. They are reported to the queue's master. After a wait
-    without success, the read waits for no other message of the range."""
-
-    def __init__(self, routes: RouteSource, storages: StorageClients, queue: MessageQueue) -> None:
-        self._routes, self._storages, self._queue = routes, storages, queue
-        self._given_up: set[int] = set()
-        """The offsets of the messages that are delivered as unreadable, or were read again once."""
-        self._waits = True
-
-    def wait(self, offsets: Sequence[int]) -> bool:
-        """Report damaged messages, and wait up to READ_REPAIR_WAIT_S for their repair. Returns True if a message was
-        repaired, so that it is read again. Blocks."""
-        queue, deadline_s = self._queue, time.monotonic() + READ_REPAIR_WAIT_S
-        new = [offset for offset in offsets if offset >= 0 and offset not in self._given_up][:REPORT_MAX]
-        self._given_up.update(new)
-        states = [RepairState.PENDING] if new else []
-        while RepairState.PENDING in states and time.monotonic() < deadline_s:
-            try:
-                states = report_to_master(self._routes, self._storages, queue, new)
-            except RaymqError as error:
-                logger.info("cannot report damaged messages of queue %s now: %s", queue, error)
-            if not self._waits:
-                break
-            if RepairState.PENDING in states:
-                time.sleep(ASK_AGAIN_S)
-        self._waits = self._waits and RepairState.PENDING not in states
-        return RepairState.INTACT in states
+def _read_chunks(
+    chunks: Iterable[RecordsChunk], decoder: _Decoder, repairs: RepairWait, names: Namespace
+) -> Generator[pa.RecordBatch, None, int | None]:
+    """Yield the batches of a range. Returns the offset from which to read again, because a damaged message was
+    repaired; None at the end of the range."""
+    queue = decoder.stored_queue
+    for chunk in chunks:
+        for rows in _slices(chunk, decoder.batch_bytes):
+            first = rows.start
+            while first < rows.stop:
+                try:
+                    batch = decoder.decode(chunk, slice(first, rows.stop))
+                except BodyUnreadableError as error:
+                    if is_damage(error) and repairs.wait(queue, [error.queue_offset]):
+                        return _offset_at(chunk, first)
+                    raise
+                count = _unreadable_count(batch)
+                if count:
+                    part = slice(first, first + batch.num_rows)
+                    if repairs.wait(queue, _damaged_offsets(chunk, part, queue)):
+                        return _offset_at(chunk, first)
+                    logger.warning(
+                        "%d messages of queue %s cannot be read: their fields are null in the result",
+                        *(count, decoder.queue_range),
+                    )
+                first += batch.num_rows
+                batch = decoder.select(batch)
+                if batch.num_rows:
+                    yield shown_batch(batch, names)
+    return None
 
 
 def _unreadable_count(batch: pa.RecordBatch) -> int:
     """Return the number of rows in a batch that cannot be read. The number is counted in the column `body` or, if the
-    batch lacks this column, in the column `error`. Returns 0 if the batch has neither column."""
+    batch lacks this column, in the column `error`. A batch without both columns shows only damaged records, which have
+    no `born_timestamp`."""
     names = batch.schema.names
     if "body" in names:
         return int(batch.column("body").null_count)
-    return batch.num_rows - int(batch.column("error").null_count) if "error" in names else 0
+    if "error" in names:
+        return int(batch.num_rows - batch.column("error").null_count)
+    return int(batch.column("born_timestamp").null_count)
 
 
 def _damaged_offsets(chunk: RecordsChunk, rows: slice, queue: MessageQueue) -> list[int]:

@@ -82,11 +82,16 @@ class LightQueue(NamedTuple):
 
 
 class QueuePosition(NamedTuple):
-    """A position in a queue, given by its queue offset."""
+    """A position in a queue, given by its queue offset. In a report of damage, PHYSICAL_QUEUE_ID as the queue id means
+    that `queue_offset` is a physical offset, because the reader does not know the record's queue."""
 
     topic: str
     queue_id: int
     queue_offset: int
+
+
+PHYSICAL_QUEUE_ID: Final = -1
+"""Queue id in a report of a damaged record if the reader knows only the physical offset."""
 
 
 class QueueSpan(NamedTuple):

@@ -15,7 +15,7 @@ from raymq.client.admin.admin import Admin
 from raymq.common.errors import TopicNotExistError
 from raymq.common.message import Message
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
-from raymq.common.protocol.store import Boundary
+from raymq.common.protocol.store import Boundary, QueuePosition, RepairState
 from raymq.records.format.encode import encode_batch
 from storage.message_store import MessageStore
 from tests.support.stores.damage import FIELDS, flip
@@ -60,6 +60,43 @@ class DamagedTopic:
     def readable(self) -> list[bytes]:
         """Return the bodies of the intact messages, in order."""
         return [body for body in self.bodies if body is not None]
+
+
+class _Repairable(SoleReplica):
+    """A master whose damaged ranges another replica may have intact."""
+
+    def _may_be_mended(self, hole: Any) -> bool:
+        return True
+
+
+def repair_after_reports(damaged: DamagedTopic, root: Path) -> list[int]:
+    """Let another replica repair the topic, whose store is at `root`, after its second report. Returns a list to which
+    each report adds its number of records."""
+    reports: list[int] = []
+
+    def report(positions: list[QueuePosition], timeout_s: float) -> list[RepairState]:
+        states = _Repairable(damaged.store).report_damage(positions)
+        reports.append(len(positions))
+        if len(reports) == 2:
+            assert damaged.store.reported.settle(60.0)
+            repair(damaged, root)
+        return states
+
+    damaged.storage.report_damage = report
+    return reports
+
+
+def repair(damaged: DamagedTopic, root: Path) -> None:
+    """Undo the damage of a topic, as another replica's bytes do."""
+    queue = damaged.store._parts.queues.get_plain(TOPIC, 0)
+    assert queue is not None
+    for offset, kind in damaged.kinds.items():
+        place = int(queue.units(offset, 1)[0]["physical_offset"])
+        flip(root, place, kind.removeprefix("flipped "), file_size=FILE_BYTES)
+    [path] = [path for path in (root / "commitlog").iterdir() if any(path.read_bytes())]
+    log = path.read_bytes()
+    for hole in damaged.store.mender.holes:
+        damaged.store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
 
 
 @contextmanager

@@ -3,17 +3,20 @@ errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
 
 from actors.core.broker.send_back import read_replayed
 from raymq.client.admin import browse as browse_module, dead_letters
+from raymq.client.consumer import repair_wait
 from raymq.common.errors import BodyUnreadableError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.tools.cli.terminal.output import message_dict, message_line
-from tests.support.stores.damaged_topic import TOPIC, DamagedTopic, damaged_topic
+from tests.support.clients.fakes import WAIT_S
+from tests.support.history.waiting import eventually
+from tests.support.stores.damaged_topic import TOPIC, DamagedTopic, damaged_topic, repair_after_reports
 from tests.support.stores.stores import read_queue
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -94,9 +97,7 @@ def test_a_page_ends_when_its_bodies_are_too_many(damaged, monkeypatch):
 
 
 def test_a_tail_continues_after_damaged_messages(damaged):
-    arrived = damaged.admin.tail(TOPIC, {QUEUE: 0}, max_messages=1000)
-    check(damaged, list(arrived.messages))
-    assert arrived.positions == {QUEUE: len(damaged.bodies)}
+    check(damaged, tailed(damaged))
 
 
 def test_a_query_by_key_finds_intact_messages_and_reports_the_damaged_ones(damaged):
@@ -189,7 +190,8 @@ def test_pull_reports_the_damaged_records_to_the_store(tmp_path):
         ]
 
 
-def test_pull_does_not_fail_if_the_report_fails(tmp_path):
+def test_pull_does_not_fail_if_the_report_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(repair_wait, "ADMIN_REPAIR_WAIT_S", 0.1)
     with damaged_topic(tmp_path / "store") as damaged:
 
         def refuse(positions, timeout_s):
@@ -197,3 +199,80 @@ def test_pull_does_not_fail_if_the_report_fails(tmp_path):
 
         damaged.storage.report_damage = refuse
         assert len(damaged.admin.pull(QUEUE, 0, max_messages=1000).messages) == len(damaged.bodies)
+
+
+def tailed(damaged: DamagedTopic) -> list[MessageExt]:
+    """Return all messages of a tail from the beginning of the topic."""
+    admin, positions, messages = damaged.admin, {QUEUE: 0}, list[MessageExt]()
+
+    def tail() -> bool:
+        arrived = admin.tail(TOPIC, positions, max_messages=1000)
+        messages.extend(arrived.messages)
+        positions.update(arrived.positions)
+        return positions == {QUEUE: len(damaged.bodies)}
+
+    eventually(tail, "the end of the tail", WAIT_S)
+    return messages
+
+
+def queried_by_id(damaged: DamagedTopic) -> list[MessageExt]:
+    ids = [f"ID{offset}" for offset in range(len(damaged.bodies))]
+    return [message for one in ids for message in damaged.admin.query_by_id(TOPIC, one)]
+
+
+def queried_by_offset_id(damaged: DamagedTopic) -> list[MessageExt]:
+    host = damaged.admin.pull(QUEUE, 0, max_messages=1).messages[0].offset_message_id[:16]
+    queue = damaged.store._parts.queues.get_plain(TOPIC, 0)
+    places = [int(queue.units(offset, 1)[0]["physical_offset"]) for offset in range(len(damaged.bodies))]
+    return [message for place in places for message in damaged.admin.query_by_id(TOPIC, f"{host}{place:016X}")]
+
+
+def replayed(damaged: DamagedTopic) -> list[MessageExt]:
+    damaged.admin.replay(TOPIC, begin_ms=0, to_topic="copies")
+    return read_queue(damaged.store, "copies")
+
+
+def replayed_by_key(damaged: DamagedTopic) -> list[MessageExt]:
+    damaged.admin.replay(TOPIC, key="all", to_topic="copies")
+    return read_queue(damaged.store, "copies")
+
+
+READERS: dict[str, Callable[[DamagedTopic], Sequence[MessageExt]]] = {
+    "pull": lambda damaged: damaged.admin.pull(QUEUE, 0, max_messages=1000).messages,
+    "browse": lambda damaged: damaged.admin.browse(TOPIC, newest_first=False, limit=1000, max_ms=60_000).messages,
+    "browse backwards": lambda damaged: damaged.admin.browse(TOPIC, limit=1000, max_ms=60_000).messages[::-1],
+    "tail": tailed,
+    "query by key": lambda damaged: damaged.admin.query_by_key(TOPIC, "all", max_messages=64),
+    "query by id": queried_by_id,
+    "query by offset id": queried_by_offset_id,
+    "replay": replayed,
+    "replay by key": replayed_by_key,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_return_damaged_messages_after_their_repair(tmp_path, monkeypatch, reader):
+    monkeypatch.setattr(repair_wait, "ADMIN_REPAIR_WAIT_S", WAIT_S)
+    monkeypatch.setattr(repair_wait, "READ_REPAIR_WAIT_S", WAIT_S)
+    with damaged_topic(tmp_path, lying=False) as damaged:
+        reports = repair_after_reports(damaged, tmp_path)
+        messages = READERS[reader](damaged)
+        assert [message.body for message in messages] == [
+            b"intact %03d " % number * 20 for number in range(len(damaged.bodies))
+        ]
+        assert reports
+
+
+def test_dead_letters_are_read_after_their_repair(tmp_path, monkeypatch):
+    monkeypatch.setattr(repair_wait, "ADMIN_REPAIR_WAIT_S", WAIT_S)
+    monkeypatch.setattr(repair_wait, "READ_REPAIR_WAIT_S", WAIT_S)
+    monkeypatch.setattr(dead_letters, "dlq_topic", lambda group: TOPIC)
+    monkeypatch.setattr(dead_letters, "retry_topic", lambda group: "nowhere")
+    with damaged_topic(tmp_path, lying=False) as damaged:
+        reports = repair_after_reports(damaged, tmp_path)
+        letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages, lambda: None)
+        monkeypatch.setattr(letters, "_offsets", SimpleNamespace(committed_offset=lambda queue: None))
+        found = letters.letters(max_messages=1000)
+        assert [letter.message.body[:10] for letter in found] == [b"intact %03d" % at for at in range(len(found))]
+        assert len(found) == len(damaged.bodies)
+        assert reports

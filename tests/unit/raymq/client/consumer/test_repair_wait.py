@@ -170,6 +170,55 @@ def test_nothing_waits_after_close(wait, store):
     assert wait.meet(Q0, [6]) is None
 
 
+def test_a_blocking_reader_returns_after_the_repair(wait):
+    answers = iter([RepairState.PENDING, RepairState.PENDING, RepairState.INTACT])
+    wait._report = lambda queue, positions: [next(answers)]
+    assert wait.wait(Q0, [5])
+    assert next(answers, None) is None
+    assert wait._thread is None
+
+
+def test_a_blocking_reader_does_not_wait_for_what_no_replica_has(wait, store):
+    store.states[5] = RepairState.LOST
+    assert not wait.wait(Q0, [5, -1])
+    assert store.reports == [(0, [5])]
+    assert not wait.wait(Q0, [-1])
+    assert not wait.wait(Q0, [])
+    assert len(store.reports) == 1
+
+
+def test_a_blocking_reader_waits_until_its_timeout(wait, store, clock):
+    def report(queue, positions):
+        clock.now_s += 1.0
+        return [RepairState.PENDING]
+
+    wait._report = report
+    assert not wait.wait(Q0, [5], 3.0)
+    assert clock.now_s == 1003.0
+    assert wait.is_waiting(Q0, 5), "a later call may wait on"
+
+
+def test_a_blocking_reader_gives_a_record_up_that_stays_damaged_for_it(wait, store, clock):
+    store.states[5] = RepairState.INTACT
+    assert wait.wait(Q0, [5])
+    assert wait.wait(Q0, [5])
+    clock.now_s += READ_REPAIR_WAIT_S
+    assert not wait.wait(Q0, [5])
+    assert not wait.wait(Q0, [5])
+
+
+def test_a_blocking_reader_does_not_wait_again_soon(wait, store, clock):
+    def report(queue, positions):
+        clock.now_s += READ_REPAIR_WAIT_S
+        return [RepairState.PENDING] * len(positions)
+
+    wait._report = report
+    assert not wait.wait(Q0, [5])
+    before_s = clock.now_s
+    assert not wait.wait(Q0, [6], 1000.0)
+    assert clock.now_s == before_s + READ_REPAIR_WAIT_S, "one report, without a wait"
+
+
 def test_a_badly_compressed_body_is_no_damage():
     assert not is_damage(BodyUnreadableError("orders@a:0", 5, -1, "the body does not decompress"))
     assert is_damage(BodyUnreadableError("orders@a:0", 5, -1, CRC_WRONG))

@@ -162,6 +162,16 @@ def test_the_function_reads_messages_whose_body_is_damaged(storage):
     assert np.flatnonzero(here.evaluate("a", records, 1e12).matches).tolist() == [9]
 
 
+def test_a_predicate_does_not_decide_by_a_damaged_body(storage):
+    """A message with a damaged body matches if the predicate reads the body. The consumer then reports the damage."""
+    [result] = storage.find([FetchRequest("orders", 0, 0, 20)], 1 << 20, 0.0, 1.0)
+    data = bytearray(result.mapped[0].data)
+    data[data.index(b"\x00\x00\x00\x019", 60) + 4] ^= 1
+    records = LocatedRecords.read(bytes(data[: int(result.mapped[0].sizes.sum())]))
+    here = FunctionHere(raymq.predicate(lambda message: message.body == b"7"))
+    assert np.flatnonzero(here.evaluate("a", records, 1e12).matches).tolist() == [7, 9]
+
+
 def test_a_damaged_record_matches_so_that_the_consumer_finds_out():
     records = LocatedRecords.read(records_of(range(3)).data)
     here = FunctionHere(raymq.predicate(lambda message: False))

@@ -6,21 +6,25 @@ from __future__ import annotations
 import logging
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from actors.replica.sole_replica import SoleReplica
 from raymq.client.scan import batches as scan_batches
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
 from raymq.records.format.compression import CompressionType, compress
 from storage.message_store import MessageStore
-from tests.support.stores.damage import flip
-from tests.support.stores.damaged_topic import FILE_BYTES, TOPIC, DamagedTopic, damaged_topic, one_broker_routes
+from tests.support.stores.damaged_topic import (
+    FILE_BYTES,
+    TOPIC,
+    DamagedTopic,
+    damaged_topic,
+    one_broker_routes,
+    repair_after_reports,
+)
 from tests.support.stores.lying_bodies import lying_batch
 from tests.support.stores.stores import open_store
 
@@ -98,42 +102,20 @@ def test_batches_of_small_records_with_long_bodies_are_bounded(tmp_path):
     assert peak < 4 * scan_batches.BATCH_DECOMPRESSED_BYTES
 
 
-class _Mendable(SoleReplica):
-    """A master whose damaged ranges another replica may have intact."""
-
-    def _may_be_mended(self, hole: Any) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("unreadable", ["null", "raise"])
 @pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
 def test_a_scan_reads_damaged_messages_after_their_repair(tmp_path, near, unreadable):
     with damaged_topic(tmp_path, lying=False) as damaged:
-        store = damaged.store
-        damaged.storage.reader = lambda: store._parts.reader if near else None
-        calls: list[int] = []
-
-        def report(positions, timeout_s):
-            states = _Mendable(store).report_damage(positions)
-            calls.append(len(positions))
-            if len(calls) == 2:
-                assert store.reported.settle(60.0)
-                mend(damaged, tmp_path)
-            return states
-
-        damaged.storage.report_damage = report
+        damaged.storage.reader = lambda: damaged.store._parts.reader if near else None
+        repair_after_reports(damaged, tmp_path)
         rows = read(damaged, columns=["queue_offset", "body"], unreadable=unreadable)
         assert [row["queue_offset"] for row in rows] == list(range(len(damaged.bodies)))
         assert [row["body"] for row in rows] == [b"intact %03d " % number * 20 for number in range(len(rows))]
 
 
-def mend(damaged: DamagedTopic, root: Path) -> None:
-    """Undo the damage of a topic, as another replica's bytes do."""
-    queue = damaged.store._parts.queues.get_plain(TOPIC, 0)
-    for offset, kind in damaged.kinds.items():
-        place = int(queue.units(offset, 1)[0]["physical_offset"])
-        flip(root, place, kind.removeprefix("flipped "), file_size=FILE_BYTES)
-    [path] = [path for path in (root / "commitlog").iterdir() if any(path.read_bytes())]
-    log = path.read_bytes()
-    for hole in damaged.store.mender.holes:
-        damaged.store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
+def test_a_scan_without_bodies_reads_damaged_records_after_their_repair(tmp_path):
+    with damaged_topic(tmp_path, lying=False) as damaged:
+        reports = repair_after_reports(damaged, tmp_path)
+        rows = read(damaged, columns=["queue_offset", "tags"])
+        assert [row["tags"] for row in rows] == ["paid"] * len(damaged.bodies)
+        assert reports
