@@ -31,6 +31,7 @@ CONSUMERS = 4
 PRODUCERS = 2
 MESSAGES_PER_KILL = 1500
 INVISIBLE_S = 2.0
+RENEWED_S = 3.0
 
 
 def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
@@ -130,3 +131,59 @@ def test_every_message_is_acknowledged_in_the_end_and_attempts_are_counted_right
     attempts = max(attempt for one in deliveries.values() for attempt, _, _ in one.given)
     print(f"{len(deliveries)} messages, up to {attempts} attempts")
     assert attempts > 1
+
+
+def test_a_killed_consumers_renewed_messages_are_delivered_again(mq: raymq.Client, topic: str, group: str) -> None:
+    count = 12
+    with mq.producer() as producer:
+        for number in range(count):
+            producer.send(raymq.Message(topic, b"%d" % number))
+
+    class Holder:
+        """A consumer that receives messages, and renews their leases without ever acknowledging them."""
+
+        def __init__(self) -> None:
+            self._consumer = raymq.connect().simple_consumer(
+                group, consume_from=raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, auto_renew=True
+            )
+            self._consumer.subscribe(topic)
+            self._renewals = 0
+            renewer: Any = self._consumer._engine._renewer
+            extend = renewer._extend
+
+            def extend_and_count(*arguments: object) -> list[bool]:
+                results: list[bool] = extend(*arguments)
+                self._renewals += all(results)
+                return results
+
+            renewer._extend = extend_and_count
+
+        def hold(self) -> list[str]:
+            """Receive messages. Returns their handles."""
+            return [message.handle for message in self._consumer.receive(100, RENEWED_S, wait_s=1.0)]
+
+        def renewals(self) -> int:
+            return self._renewals
+
+    holder = ray.remote(num_cpus=0)(Holder).remote()
+    handles: list[str] = []
+    while len(handles) < count:
+        handles += ray.get(holder.hold.remote(), timeout=60)
+    # The second renewal of a lease is sent when the lease would have ended without the first one. The messages are in
+    # up to four queues, whose leases may be renewed in separate calls.
+    eventually(lambda: ray.get(holder.renewals.remote(), timeout=60) >= 8, "two renewals of each lease")
+    ray.kill(holder)
+    with mq.simple_consumer(group) as other:
+        other.subscribe(topic)
+        again: list[raymq.ReceivedMessage] = []
+
+        def received() -> bool:
+            again.extend(other.receive(100, 60.0, wait_s=1.0))
+            return len(again) == count
+
+        eventually(received, "all messages again", 120)
+        assert sorted(int(message.body) for message in again) == list(range(count))
+        assert {message.attempt for message in again} == {2}
+        assert other.ack_handles(topic, handles) == 0, "the receipts of the dead consumer have ended"
+        assert other.ack(again) == count
+    assert mq.admin.group_summary(group).lag == 0
