@@ -331,9 +331,10 @@ class Controller:
                 if self._watched.get(watched.name) is not watched:
                     return  # the replica has left its broker group
                 order, watched.order = watched.order, None
-                record = self._groups[watched.name.broker_name].record
+                control = self._groups[watched.name.broker_name]
+                newest, members = control.set_in_force, None if control.record is None else control.record.members
             asked_s, asked_ms = time.monotonic(), _wall_ms()
-            state, watched.error = self._send_order(watched, order, record)
+            state, watched.error = self._send_order(watched, order, newest, members)
             if state is not None and state.wall_ms:
                 watched.skew.note(state.wall_ms, asked_ms, _wall_ms())
             self._decide(watched.name.broker_name, state, asked_s)
@@ -341,9 +342,12 @@ class Controller:
             watched.wake.clear()
 
     def _send_order(
-        self, watched: _WatchedReplica, order: Order | None, record: Record | None
+        self,
+        watched: _WatchedReplica,
+        order: Order | None,
+        newest: SyncStateSet | None,
+        members: ReplicaMembers | None,
     ) -> tuple[ReplicaState | None, str]:
-        newest, members = (None, None) if record is None else (record.sync_state_set, record.members)
         try:
             state: ReplicaState = watched.actor.call("obey", order, newest, members, timeout_s=PING_TIMEOUT_S)
         except RaymqError as error:

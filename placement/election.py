@@ -19,7 +19,8 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 - A decision (`Record`) is journaled before an order is sent, and the order is repeated until the replica's report shows
   that it was executed.
 - An order to lead is for the process that sent the report. If that process ended before it led, the election is
-  annulled, and the previous sync-state set is valid again.
+  annulled, and the previous sync-state set is valid again. The other replicas store the new set only after the elected
+  replica leads.
 
 The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, or if a replica has
 stored a newer sync-state set than the journal has, the record is rebuilt from the replicas' reports. That waits for all
@@ -200,6 +201,21 @@ class GroupControl:
             return self.record.members or planned
         known = [self._outdated_members, *(account.state.members for account in self._accounts.values())]
         return max([planned, *(one for one in known if one is not None)], key=lambda one: one.version)
+
+    @property
+    def set_in_force(self) -> SyncStateSet | None:
+        """The sync-state set that all replicas may store now; None without one.
+
+        The set of an election is not in force before the elected replica leads. If its process ends before it leads,
+        the previous set is valid again. Suppose that replicas had stored the set of this election, and the journal is
+        lost. Then the group would have only the elected replica, although its log may have lost its end.
+        """
+        record = self.record
+        if record is None:
+            return None
+        # An election begins with the elected replica alone. A set with more members was proposed by a master that led.
+        is_elected = record.master is not None and record.sync_state_set.members == {record.master}
+        return None if is_elected and self._led_incarnation < 0 else record.sync_state_set
 
     @property
     def replicas(self) -> frozenset[int]:

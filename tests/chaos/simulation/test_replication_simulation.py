@@ -45,6 +45,12 @@ def test_all_faults_together_lose_or_undo_nothing(part):
     assert mended > 0
 
 
+@pytest.mark.parametrize("seed", [2407, 2503])
+def test_a_lost_journal_does_not_revive_an_annulled_election(seed):
+    """In these seeds the elected replica ended before it led, its log lost its end, and the journal was lost."""
+    assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=ALL_FAULTS).checks.faults == []
+
+
 TOGETHER_BUGS = (
     *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
     *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),
@@ -134,8 +140,12 @@ def test_logs_that_lose_their_end_and_late_accounts_lose_or_undo_nothing(only, o
         (Bugs(ignore_floor=True), BELOW_THE_FLOOR, {"grace_s": 0.0}),
         (Bugs(), SHORT_LOGS, {"grace_s": 0.0}),
         (Bugs(lead_as_any_process=True), SHORT_LOGS, {}),
+        (Bugs(share_elected_set=True), (*SHORT_LOGS, "shorten", "journal"), {}),
     ],
-    ids=["the floor is ignored", "nobody is waited for", "an order is carried out by a later process"],
+    ids=[
+        *("the floor is ignored", "nobody is waited for", "an order is carried out by a later process"),
+        "the set of an election is stored before the elected replica leads",
+    ],
 )
 def test_an_election_of_a_log_that_lost_its_end_is_found(bugs, only, options):
     find(bugs=bugs, only=only, **options)

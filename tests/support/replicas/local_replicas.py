@@ -155,11 +155,9 @@ class LocalReplicas:
         # last requested round: the Controller then elects a new master only in the next round.
         for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
-                record = self.control_state.record
-                newest = None if record is None else record.sync_state_set
                 if name in self.away:
                     continue
-                state = replica.obey(orders.pop(name, None), newest)
+                state = replica.obey(orders.pop(name, None), self.control_state.set_in_force)
                 if name not in self.away:
                     self.control_state.note_account(state, self._clock_s())
             for action in self.control_state.tick(self._clock_s()):

@@ -93,7 +93,9 @@ class Controller:
 
     def _ping(self, node: Node, life: int) -> None:
         record = self.control.record
-        newest, members = (None, None) if record is None else (record.sync_state_set, record.members)
+        newest, members = self.control.set_in_force, None if record is None else record.members
+        if self.world.bugs.share_elected_set and record is not None:
+            newest = record.sync_state_set
         asked_s = self.clock.read_s()
 
         def answer() -> None:

@@ -81,6 +81,7 @@ class Bugs:
     forget_members: bool = False
     lease_by_wall_clock: bool = False
     prefer_undamaged: bool = False
+    share_elected_set: bool = False
 
 
 class World:

@@ -728,6 +728,27 @@ def test_an_order_to_lead_is_for_the_process_that_was_elected(led):
     assert lead.incarnation == led.states[lead.replica].incarnation == led.control.record.incarnation
 
 
+def test_the_set_of_an_election_is_in_force_when_the_elected_replica_leads():
+    """Otherwise the other replicas store a set with only the elected replica. If that election is then annulled and the
+    journal is lost, only the elected replica may lead, although its log may have lost its end."""
+    world = World(RESTARTED)
+    world.silent = {1}
+    world._change(1, caught_up=True)
+    world.control.note_account(world.states[1], 0.0)
+    assert world.control.set_in_force == WHOLE
+    world.step(0.2)
+    assert world.control.record.master == 1
+    assert world.control.record.sync_state_set.members == {1}
+    assert world.control.set_in_force is None
+    world.silent = set()
+    world._change(1, incarnation=2, caught_up=False)
+    world.step(0.2)
+    annulled = world.records[-2]
+    assert (annulled.master, annulled.sync_state_set.members) == (None, {0, 1, 2})
+    world.step()
+    assert world.control.set_in_force == world.control.record.sync_state_set
+
+
 def test_an_election_whose_process_ended_before_it_led_is_annulled():
     """An election is annulled if the elected process ended before it led, because its log may now be shorter. The other
     members may then lead, as before the election."""
