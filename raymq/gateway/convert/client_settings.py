@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from raymq.common.delay import DELAY_LEVELS, parse_delay_levels
+from raymq.common.protocol.group import RETRY_INTERVALS_S, GroupConfig
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.convert.times import duration
 from raymq.gateway.wire import messages as wire
@@ -21,8 +21,6 @@ RECEIVE_BATCH_SIZE: Final = 32
 LONG_POLLING_MS: Final = 20_000
 """Maximum time in ms for which a receive waits for a message."""
 PRODUCER_ATTEMPTS: Final = 3
-RETRY_INTERVALS_MS: Final = parse_delay_levels(DELAY_LEVELS)
-"""The times between the attempts to consume a message, in ms: RocketMQ's delay levels."""
 
 CLIENT_PROPERTIES_MAX: Final = 32
 CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
@@ -67,16 +65,14 @@ def producer_settings(settings: wire.Settings, max_body_bytes: int) -> wire.Sett
     return answer
 
 
-def consumer_settings(
-    settings: wire.Settings, retry_max_times: int, *, fifo: bool, intervals_ms: Sequence[int] = RETRY_INTERVALS_MS
-) -> wire.Settings:
+def consumer_settings(settings: wire.Settings, config: GroupConfig, *, fifo: bool) -> wire.Settings:
     """Return the answer to a consumer's settings: the settings with the values of the cluster and the group.
 
-    `retry_max_times`: how often the group retries a message. `fifo`: whether the group receives a queue's messages in
-    order. `intervals_ms`: the times between attempts, at least one.
+    `config`: the group's settings. `fifo`: whether the group receives a queue's messages in order.
     """
+    intervals_ms = [round(time_s * 1000) for time_s in config.retry_intervals_s or RETRY_INTERVALS_S]
     answer = _copied(settings)
-    answer.backoff_policy.CopyFrom(retry_policy(settings.user_agent.language, retry_max_times, intervals_ms))
+    answer.backoff_policy.CopyFrom(retry_policy(settings.user_agent.language, config.retry_max_times, intervals_ms))
     answer.subscription.fifo = fifo
     answer.subscription.receive_batch_size = RECEIVE_BATCH_SIZE
     answer.subscription.long_polling_timeout.CopyFrom(duration(LONG_POLLING_MS))

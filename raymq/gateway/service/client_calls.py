@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from raymq.common.errors import RaymqError, TopicNotExistError
-from raymq.common.namespaces import Namespace
+from raymq.common.protocol.group import GroupConfig, is_ordered
 from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefusedError
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
@@ -19,7 +19,6 @@ from raymq.gateway.convert.statuses import ok
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients
-from raymq.gateway.service.route_calls import is_ordered
 from raymq.gateway.wire.enums import ClientType
 from raymq.gateway.wire.messages import (
     HeartbeatRequest,
@@ -125,13 +124,14 @@ class ClientCalls:
             topics.append(topic_of(namespace, entry.topic))
             subscription_of(topics[-1], entry.expression)
         config = await self._cluster.group_config(group)
-        fifo = await self._any_ordered(namespace, topics)
-        return group, consumer_settings(settings, config.retry_max_times, fifo=fifo)
+        return group, consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
 
-    async def _any_ordered(self, namespace: Namespace, topics: list[str]) -> bool:
+    async def _any_ordered(self, config: GroupConfig, topics: list[str]) -> bool:
+        if config.ordered is not None:
+            return config.ordered
         for topic in topics:
             try:
-                if is_ordered(await self._cluster.route(topic)):
+                if is_ordered(config, (await self._cluster.route(topic)).attributes.mapping()):
                     return True
             except TopicNotExistError:
                 # the topic may be created later; the client asks for its route then

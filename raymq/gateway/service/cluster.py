@@ -6,24 +6,36 @@ Routes of topics are reused for ROUTE_VALID_S, so that a send needs no thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
-from raymq.common.errors import GroupNotExistError
+from raymq.common.errors import GroupNotExistError, SystemBusyError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import TopicRoute
+from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 ROUTES_MAX: Final = 10_000
 """Maximum number of topics whose routes are kept. Beyond this number all are dropped."""
 CLUSTER_CALLS_MAX: Final = 16
 """Maximum number of threads that one gateway uses for blocking calls."""
+RECEIVES_MAX: Final = 128
+"""Maximum number of receives that wait at one gateway. Each needs a thread."""
+GROUPS_OPEN_MAX: Final = 1000
+"""Maximum number of consumer groups whose connections to brokers stay open."""
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class TopicRoutes(Protocol):
@@ -42,8 +54,9 @@ class GroupSettings(Protocol):
 class GatewayCluster:
     """The routes, groups and producer of one gateway process. Close it.
 
-    `producer` sends for all clients; whoever made it closes it. `send_timeout_s`: the producer's timeout of a send.
-    `max_body_bytes`: the maximum size of a body.
+    `producer` sends for all clients; whoever made it closes it. `make_calls`: makes the calls of a consumer group, by
+    the group's stored name and its namespace. `send_timeout_s`: the producer's timeout of a send. `max_body_bytes`: the
+    maximum size of a body.
     """
 
     def __init__(
@@ -51,15 +64,20 @@ class GatewayCluster:
         routes: TopicRoutes,
         groups: GroupSettings,
         producer: AsyncProducer,
+        make_calls: Callable[[str, Namespace], GroupCalls],
         *,
         send_timeout_s: float,
         max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.producer, self.send_timeout_s, self.max_body_bytes = producer, send_timeout_s, max_body_bytes
-        self._routes, self._groups, self._clock = routes, groups, clock
+        self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
+        self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
+        """The calls of each group and namespace, the least recently used first."""
+        self._receives = 0
         self._calls = ThreadPoolExecutor(CLUSTER_CALLS_MAX, "gateway")
+        self._receivers = ThreadPoolExecutor(RECEIVES_MAX, "gateway-receive")
 
     async def route(self, topic: str, *, create: bool = False) -> TopicRoute:
         """Return a topic's route, at most ROUTE_VALID_S older than the client's route. `create`: create the topic if it
@@ -87,6 +105,72 @@ class GatewayCluster:
         """Run a blocking call in one of CLUSTER_CALLS_MAX threads."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, call, *arguments)
 
+    def later(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Run a blocking call in a thread, without a result. A failure is logged."""
+        self._calls.submit(call, *arguments).add_done_callback(_log_failure)
+
+    def group_calls(self, group: str, namespace: Namespace) -> GroupCalls:
+        """Return the calls of a consumer group. `group`: the stored name.
+
+        If there are more than GROUPS_OPEN_MAX groups, the calls of the group that was used least recently are closed.
+        """
+        key = group, namespace.name
+        found = self._group_calls.get(key)
+        if found is None:
+            found = self._group_calls[key] = self._make_calls(group, namespace)
+        self._group_calls.move_to_end(key)
+        if len(self._group_calls) > GROUPS_OPEN_MAX:
+            _, oldest = self._group_calls.popitem(last=False)
+            self.later(oldest.close)
+        return found
+
+    async def receive(self, receive: PollingReceive) -> list[ReceivedMessage]:
+        """Run a receive in a thread. If the caller is cancelled, the receive ends within seconds, and its messages are
+        visible to other clients again.
+
+        Raises SystemBusyError if RECEIVES_MAX receives are waiting.
+        """
+        if self._receives >= RECEIVES_MAX:
+            raise SystemBusyError(f"{RECEIVES_MAX} receives are waiting at this gateway, its maximum")
+        self._receives += 1
+        running = self._receivers.submit(receive.run)
+        running.add_done_callback(self._received_in(asyncio.get_running_loop()))
+        waiting = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            receive.gone.set()
+            # read the error, if there is one: otherwise asyncio logs an unread error
+            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            running.add_done_callback(lambda done: self._give_back(receive, done))
+            raise
+
+    def _received_in(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[list[ReceivedMessage]]], None]:
+        def count() -> None:
+            self._receives -= 1
+
+        def ended(done: Future[list[ReceivedMessage]]) -> None:
+            # a loop that is closed counts no more receives
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(count)
+
+        return ended
+
+    @staticmethod
+    def _give_back(receive: PollingReceive, done: Future[list[ReceivedMessage]]) -> None:
+        """Give back the messages of a receive whose client has left. Runs in the receive's thread."""
+        if not done.cancelled() and done.exception() is None and done.result():
+            receive.give_back(done.result())
+
     def close(self) -> None:
-        """Let the threads end after their calls. Idempotent."""
-        self._calls.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end after their calls, and close the calls of groups. Idempotent."""
+        self._receivers.shutdown(wait=False, cancel_futures=True)
+        while self._group_calls:
+            self._calls.submit(self._group_calls.popitem()[1].close)
+        self._calls.shutdown(wait=False)
+
+
+def _log_failure(done: Future[object]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        logger.warning("a call in the background failed: %s", error)

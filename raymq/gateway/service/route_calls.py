@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raymq.common.names import is_internal_topic
-from raymq.common.protocol.attributes import TopicMessageType
-from raymq.common.protocol.route import TopicRoute
+from raymq.common.protocol.group import is_ordered
 from raymq.gateway.calls import CallContext, Handlers
 from raymq.gateway.convert.names import group_of, namespace_of, topic_of
 from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
@@ -21,11 +20,6 @@ from raymq.gateway.wire.messages import (
     QueryRouteResponse,
 )
 from raymq.gateway.wire.table import SERVICE
-
-
-def is_ordered(route: TopicRoute) -> bool:
-    """Return whether a group receives the messages of a topic's queue in order: it does for topics of the type FIFO."""
-    return route.attributes.message_type is TopicMessageType.FIFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +72,9 @@ class RouteCalls:
     async def _query_assignment(self, call: CallContext, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
         namespace = namespace_of(request.topic, namespace_header(call))
         topic = topic_of(namespace, request.topic)
-        group_of(namespace, request.group)
+        group = group_of(namespace, request.group)
         endpoints = self.address.endpoints(request.endpoints)
         route = await self._cluster.route(topic)
-        found = assignments_of(route, request.topic, endpoints, ordered=is_ordered(route))
+        ordered = is_ordered(await self._cluster.group_config(group), route.attributes.mapping())
+        found = assignments_of(route, request.topic, endpoints, ordered=ordered)
         return QueryAssignmentResponse(status=ok(), assignments=found)

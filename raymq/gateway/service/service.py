@@ -6,6 +6,7 @@ from raymq.gateway.calls import Handlers
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
 from raymq.gateway.service.send_calls import SendCalls
 
@@ -16,7 +17,7 @@ class GatewayService:
     def __init__(self, cluster: GatewayCluster, address: GatewayAddress) -> None:
         self.clients = ConnectedClients()
         self._routes = RouteCalls(cluster, address)
-        self._families = (self._routes, ClientCalls(cluster, self.clients), SendCalls(cluster))
+        self._families = (self._routes, ClientCalls(cluster, self.clients), SendCalls(cluster), ReceiveCalls(cluster))
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""

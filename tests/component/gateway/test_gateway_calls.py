@@ -14,6 +14,7 @@ import pytest
 
 from raymq.common.errors import NotMasterError, RequestTimeoutError
 from raymq.common.message import MessageQueue, SendStatus
+from raymq.common.namespaces import Namespace
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import TopicRoute
@@ -28,10 +29,14 @@ from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.message_id import IdRange
 from tests.support.clients.fakes import FakeStore, topic_route
 from tests.support.clients.producers import Clock, MakeProducer, producers_of_fakes
+from tests.support.gateway.fake_group_calls import FakeGroupCalls
 from tests.support.gateway.gateway_client import ANSWER_S, HOST, METADATA, FakeGroups, GatewayClient, gateway_of
 
 ORDERS = wire.Resource(name="orders")
-ANSWERED = ("QueryRoute", "QueryAssignment", "Heartbeat", "NotifyClientTermination", "SendMessage", "RecallMessage")
+ANSWERED = (
+    *("QueryRoute", "QueryAssignment", "Heartbeat", "NotifyClientTermination", "SendMessage", "RecallMessage"),
+    *("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"),
+)
 
 
 @pytest.fixture
@@ -56,15 +61,19 @@ class Gateway:
         self._make = make
         self.store, self.groups = StoreOfRecalls(), FakeGroups(GroupConfig("billing", retry_max_times=2))
         self.route: TopicRoute = topic_route(a=2)
+        self.calls: dict[str, FakeGroupCalls] = {}
         self.more: dict[str, Any] = {}
 
     def run(self, scenario: Callable[[GatewayClient], Awaitable[None]]) -> None:
         async def main() -> None:
             producer = self._make(self.store, route=self.route, send_timeout_s=30.0)
-            async with gateway_of(producer, self.groups, **self.more) as client:
+            async with gateway_of(producer, self.groups, self.calls_of, **self.more) as client:
                 await scenario(client)
 
         asyncio.run(main())
+
+    def calls_of(self, group: str, namespace: Namespace) -> FakeGroupCalls:
+        return self.calls.setdefault(group, FakeGroupCalls(group))
 
     def of_type(self, kind: TopicMessageType) -> None:
         self.route = replace(self.route, attributes=TopicAttributes(kind))
@@ -114,13 +123,19 @@ def test_an_advertised_address_is_in_all_routes(gateway: Gateway) -> None:
     gateway.run(scenario)
 
 
-def test_the_assignments_of_a_fifo_topic_are_its_queues(gateway: Gateway) -> None:
+@pytest.mark.parametrize(("ordered", "ids"), [(None, [0, 1]), (True, [0, 1]), (False, [-1])])
+def test_the_assignments_of_an_ordered_group_are_its_queues(
+    gateway: Gateway, ordered: bool | None, ids: list[int]
+) -> None:
     async def scenario(client: GatewayClient) -> None:
         request = wire.QueryAssignmentRequest(topic=ORDERS, group=wire.Resource(name="billing"))
         answer = await client.call("QueryAssignment", request)
-        assert [one.message_queue.id for one in answer.assignments] == [0, 1]
+        assert [one.message_queue.id for one in answer.assignments] == ids
+        settings = await settings_answer(client, consumer_settings(Language.JAVA))
+        assert settings.subscription.fifo == (ids != [-1])
 
     gateway.of_type(TopicMessageType.FIFO)
+    gateway.groups.configs["billing"] = GroupConfig("billing", ordered=ordered)
     gateway.run(scenario)
 
 
@@ -147,7 +162,7 @@ def test_a_call_that_is_wrong_is_answered_with_its_status(gateway: Gateway) -> N
 def test_each_other_method_is_unimplemented(gateway: Gateway) -> None:
     async def scenario(client: GatewayClient) -> None:
         for method in METHODS:
-            if method.name in ANSWERED or method.streams_requests:
+            if method.name in (*ANSWERED, "ReceiveMessage", "Telemetry"):
                 continue
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.bytes_of(method.name, b"")

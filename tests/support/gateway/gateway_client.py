@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,11 @@ import grpc
 from raymq.client.producer.async_producer import AsyncProducer
 from raymq.client.producer.producer import Producer
 from raymq.common.errors import GroupNotExistError
+from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.front.server import GrpcFront
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
 from raymq.gateway.wire.messages import CLASSES
@@ -72,20 +74,31 @@ class GatewayClient:
 
 
 @asynccontextmanager
+async def served(cluster: GatewayCluster, advertise: tuple[str, int] | None = None) -> AsyncIterator[GatewayClient]:
+    """Serve a gateway, and yield its client. At the end, the cluster is closed."""
+    service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise))
+    front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX)
+    port = await front.start(HOST, 0)
+    service.moved(GatewayAddress(HOST, port, advertise))
+    try:
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
+            yield GatewayClient(channel, port, service)
+    finally:
+        await front.stop()
+        cluster.close()
+
+
+@asynccontextmanager
 async def gateway_of(
-    producer: Producer, groups: FakeGroups, advertise: tuple[str, int] | None = None, **more: Any
+    producer: Producer,
+    groups: FakeGroups,
+    make_calls: Callable[[str, Namespace], GroupCalls],
+    advertise: tuple[str, int] | None = None,
+    **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
-        send_timeout_s = producer.settings.send_timeout_s
-        cluster = GatewayCluster(producer.test_routes, groups, sender, send_timeout_s=send_timeout_s, **more)
-        service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise))
-        front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX)
-        port = await front.start(HOST, 0)
-        service.moved(GatewayAddress(HOST, port, advertise))
-        try:
-            async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-                yield GatewayClient(channel, port, service)
-        finally:
-            await front.stop()
-            cluster.close()
+        places = (producer.test_routes, groups, sender, make_calls)
+        cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
+        async with served(cluster, advertise) as client:
+            yield client

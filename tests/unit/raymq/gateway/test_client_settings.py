@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from raymq.common.delay import DELAY_LEVELS_MS
+from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.convert.client_settings import (
-    RETRY_INTERVALS_MS,
     check_settings,
     consumer_settings,
     producer_settings,
@@ -40,16 +41,16 @@ def nodes(policy: RetryPolicy, attempts: int) -> Retries:
 
 @pytest.mark.parametrize("language", [*Language, 99])
 def test_each_client_but_nodes_gets_the_list_of_times(language: int) -> None:
-    policy = retry_policy(language, 16, RETRY_INTERVALS_MS)
+    policy = retry_policy(language, 16, DELAY_LEVELS_MS)
     assert policy.max_attempts == 17
     if language == Language.NODE_JS:
         assert policy.WhichOneof("strategy") == "exponential_backoff"
         assert nodes(policy, 3) == Retries([1000, 2000, 4000])
-        assert nodes(policy, 40).times_ms[-1] == RETRY_INTERVALS_MS[-1]
+        assert nodes(policy, 40).times_ms[-1] == DELAY_LEVELS_MS[-1]
     else:
-        assert [millis(one) for one in policy.customized_backoff.next] == list(RETRY_INTERVALS_MS)
+        assert [millis(one) for one in policy.customized_backoff.next] == list(DELAY_LEVELS_MS)
         assert pythons(policy, 20).times_ms[:2] == [1000, 5000]
-        assert pythons(policy, 20).times_ms[-1] == RETRY_INTERVALS_MS[-1]
+        assert pythons(policy, 20).times_ms[-1] == DELAY_LEVELS_MS[-1]
 
 
 def test_no_time_is_shorter_than_a_second_for_clients_with_whole_seconds() -> None:
@@ -71,11 +72,13 @@ def test_a_producers_settings_are_answered() -> None:
 
 def test_a_consumers_settings_are_answered() -> None:
     settings = Settings(subscription=Subscription(group=Resource(name="billing")))
-    answer = consumer_settings(settings, 2, fifo=True)
+    answer = consumer_settings(settings, GroupConfig("billing", retry_max_times=2), fifo=True)
     assert answer.subscription.fifo
     assert answer.subscription.group.name == "billing"
     assert (answer.subscription.receive_batch_size, millis(answer.subscription.long_polling_timeout)) == (32, 20_000)
     assert answer.backoff_policy.max_attempts == 3
+    own = consumer_settings(settings, GroupConfig("billing", retry_intervals_s=(1.5, 7.0)), fifo=True)
+    assert [millis(one) for one in own.backoff_policy.customized_backoff.next] == [1500, 7000]
 
 
 def test_settings_of_a_newer_client_keep_their_unknown_fields() -> None:

@@ -1,0 +1,218 @@
+"""Answers ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
+
+A receipt handle has all that settles a message, so any gateway settles what another gateway received. A message that no
+client got, because the client left, is visible to other clients at once. The lease of a push consumer's message is not
+renewed: a listener that takes longer than the lease gets the message again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+from raymq.client.consumer.simple.received_message import ReceivedMessage
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.namespaces import Namespace
+from raymq.gateway.calls import AnswerStream, CallContext, Handlers
+from raymq.gateway.convert.leases import invisible_time, lease_terms
+from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
+from raymq.gateway.convert.outgoing import LeasedDelivery, outgoing
+from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, status_of
+from raymq.gateway.convert.times import timestamp
+from raymq.gateway.service.answers import answered, client_id_of, namespace_header
+from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.parsing import parse_request
+from raymq.gateway.wire.table import SERVICE
+
+UNREADABLE_AGAIN_MS: Final = 5_000
+"""Time in ms after which a message with an unreadable body is delivered again. A replica may repair it."""
+
+
+class ReceiveCalls:
+    """The calls of consumers that lease messages and settle them."""
+
+    def __init__(self, cluster: GatewayCluster) -> None:
+        self._cluster = cluster
+
+    def handlers(self) -> Handlers:
+        return {
+            f"/{SERVICE}/ReceiveMessage": AnswerStream(self._receive),
+            f"/{SERVICE}/AckMessage": answered(wire.AckMessageRequest, self._ack, _ack_failed),
+            f"/{SERVICE}/ChangeInvisibleDuration": answered(
+                wire.ChangeInvisibleDurationRequest, self._change, _change_failed
+            ),
+            f"/{SERVICE}/ForwardMessageToDeadLetterQueue": answered(
+                wire.ForwardMessageToDeadLetterQueueRequest,
+                self._forward,
+                lambda status, _: wire.ForwardMessageToDeadLetterQueueResponse(status=status),
+            ),
+        }
+
+    # ReceiveMessage
+
+    async def _receive(self, call: CallContext, data: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer a receive: the status, the messages, and the time of the delivery, in this order. Clients count an
+        answer without a status as a fault."""
+        messages: list[ReceivedMessage] = []
+        receive: PollingReceive | None = None
+        written = 0
+        try:
+            try:
+                client_id_of(call)
+                request = parse_request(wire.ReceiveMessageRequest, data)
+                receive = await self._begun(call, request)
+                messages = await self._cluster.receive(receive)
+                status = ok() if messages else wire.Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
+            # every error of a call is answered with a status; the log has the unexpected ones
+            except Exception as error:
+                status = status_of(error)
+            yield wire.ReceiveMessageResponse(status=status).SerializeToString()
+            for message in messages:
+                answer = self._message(receive, message, request) if receive is not None else None
+                if answer is not None:
+                    yield wire.ReceiveMessageResponse(message=answer).SerializeToString()
+                written += 1
+            now_ms = time.time_ns() // 1_000_000
+            yield wire.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms)).SerializeToString()
+        finally:
+            if receive is not None:
+                receive.gone.set()
+                if written < len(messages):
+                    self._cluster.later(receive.give_back, messages[written:])
+
+    async def _begun(self, call: CallContext, request: wire.ReceiveMessageRequest) -> PollingReceive:
+        """Check a receive, and return it ready to run."""
+        resource = request.message_queue.topic
+        namespace, group, topic = self._places(call, request.group, resource)
+        subscription = subscription_of(topic, request.filter_expression)
+        terms = lease_terms(request, call.left_s())
+        route = await self._cluster.route(topic)
+        wished = request.message_queue.broker.name
+        names = {queue.broker_name for queue in route.subscribe_queues}
+        brokers = sorted(names, key=lambda name: (name != wished, name))
+        if not brokers:
+            raise ServiceNotAvailableError(f"topic {topic!r} has no queue that can be read now; see `raymq status`")
+        calls = self._cluster.group_calls(group, namespace)
+        return PollingReceive(calls, subscription, brokers, terms, request.attempt_id)
+
+    def _message(
+        self, receive: PollingReceive, message: ReceivedMessage, request: wire.ReceiveMessageRequest
+    ) -> wire.Message | None:
+        """Return a message as the client gets it; None for a message whose body cannot be read, which is delivered
+        again later."""
+        delivery = LeasedDelivery(message.handle, message.attempt, receive.terms.invisible_ms)
+        try:
+            return outgoing(message, request.message_queue.topic, delivery)
+        except BodyUnreadableError:
+            self._cluster.later(receive.calls.change_invisible, [message], UNREADABLE_AGAIN_MS)
+            return None
+
+    # Calls that settle messages
+
+    async def _ack(self, call: CallContext, request: wire.AckMessageRequest) -> wire.AckMessageResponse:
+        """Acknowledge messages. An entry with a wrong handle does not stop the others. A message that was acknowledged
+        or delivered again is acknowledged again, without an effect."""
+        if not request.entries:
+            raise CallRefusedError(Code.BAD_REQUEST, "the request has no entry")
+        namespace, group, topic = self._places(call, request.group, request.topic)
+        statuses: dict[str, wire.Status] = {}
+        handles: dict[str, str] = {}
+        for text in dict.fromkeys(entry.receipt_handle for entry in request.entries):
+            try:
+                handles[text] = handle_of(group, topic, text)
+            except CallRefusedError as error:
+                statuses[text] = status_of(error)
+        calls = self._cluster.group_calls(group, namespace)
+        for own in await self._by_broker(topic, handles):
+            statuses |= dict.fromkeys(own, await self._acked(calls, topic, [handles[text] for text in own]))
+        entries = [
+            wire.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=statuses[entry.receipt_handle]
+            )
+            for entry in request.entries
+        ]
+        return wire.AckMessageResponse(status=common_status([entry.status for entry in entries]), entries=entries)
+
+    async def _by_broker(self, topic: str, handles: dict[str, str]) -> list[list[str]]:
+        """Group handles by whether the route has their brokers. A handle of a broker that does not have the topic would
+        make the whole call fail."""
+        route = await self._cluster.route(topic)
+        known = {data.broker_name for data in route.queues} | {queue.broker_name for queue in route.all_queues}
+        groups: dict[bool, list[str]] = {}
+        for text, handle in handles.items():
+            groups.setdefault(handle.split(" ")[5] in known, []).append(text)
+        return list(groups.values())
+
+    async def _acked(self, calls: GroupCalls, topic: str, handles: Sequence[str]) -> wire.Status:
+        """Acknowledge handles in one call, and return their status."""
+        try:
+            await self._cluster.call(calls.ack_handles, topic, handles)
+        except InvalidArgumentError as error:
+            return wire.Status(code=Code.INVALID_RECEIPT_HANDLE, message=str(error))
+        # the entries of other brokers have a status of their own
+        except Exception as error:
+            return status_of(error)
+        return ok()
+
+    async def _change(
+        self, call: CallContext, request: wire.ChangeInvisibleDurationRequest
+    ) -> wire.ChangeInvisibleDurationResponse:
+        """Change the invisible time of a message. Raises CallRefusedError if its lease has ended: clients then stop,
+        and repeat the call after any other error."""
+        namespace, group, topic = self._places(call, request.group, request.topic)
+        invisible_ms = invisible_time(request.invisible_duration)
+        handle = handle_of(group, topic, request.receipt_handle)
+        calls = self._cluster.group_calls(group, namespace)
+        [renewed] = await self._settled(calls.change_invisible_handles, topic, [handle], invisible_ms)
+        if renewed is None:
+            raise CallRefusedError(
+                Code.INVALID_RECEIPT_HANDLE, "the message was acknowledged, forwarded or delivered again"
+            )
+        return wire.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed)
+
+    async def _forward(
+        self, call: CallContext, request: wire.ForwardMessageToDeadLetterQueueRequest
+    ) -> wire.ForwardMessageToDeadLetterQueueResponse:
+        """Forward a message to the dead letters of its group. A repeated call stores no second letter."""
+        namespace, group, topic = self._places(call, request.group, request.topic)
+        handle = handle_of(group, topic, request.receipt_handle)
+        calls = self._cluster.group_calls(group, namespace)
+        await self._settled(calls.dead_letter, topic, handle, max(request.delivery_attempt, 0))
+        return wire.ForwardMessageToDeadLetterQueueResponse(status=ok())
+
+    async def _settled(self, settle: Any, *arguments: Any) -> Any:
+        """Run a call that settles one message. A handle of a broker without the topic is an illegal handle."""
+        try:
+            return await self._cluster.call(settle, *arguments)
+        except InvalidArgumentError as error:
+            raise CallRefusedError(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
+
+    @staticmethod
+    def _places(call: CallContext, group: wire.Resource, topic: wire.Resource) -> tuple[Namespace, str, str]:
+        """Return the namespace of a request, and the stored names of its group and topic."""
+        namespace = namespace_of(group, topic.resource_namespace or namespace_header(call))
+        return namespace, group_of(namespace, group), topic_of(namespace, topic)
+
+
+def _ack_failed(status: wire.Status, request: wire.AckMessageRequest | None) -> wire.AckMessageResponse:
+    entries = [] if request is None else request.entries
+    return wire.AckMessageResponse(
+        status=status,
+        entries=[
+            wire.AckMessageResultEntry(message_id=one.message_id, receipt_handle=one.receipt_handle, status=status)
+            for one in entries
+        ],
+    )
+
+
+def _change_failed(
+    status: wire.Status, request: wire.ChangeInvisibleDurationRequest | None
+) -> wire.ChangeInvisibleDurationResponse:
+    """Return the answer to a failed change, with the old handle: a client takes the handle before it reads the
+    status."""
+    handle = "" if request is None else request.receipt_handle
+    return wire.ChangeInvisibleDurationResponse(status=status, receipt_handle=handle)

@@ -1,0 +1,151 @@
+"""The calls of a consumer group on messages in memory, with real receipts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parse_handle, received
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.message import MessageExt
+from tests.support.console.fake_cluster import fake_message
+
+WAIT_S = 60.0
+
+
+@dataclass
+class _Lease:
+    message: MessageExt
+    attempts: int = 0
+    pop_ms: int = 0
+    """The time of the present lease; 0 for a message that is visible."""
+    is_settled: bool = False
+
+
+class FakeGroupCalls:
+    """The messages of a group, by broker. `failures`: an error for each broker that does not answer. `receives`: the
+    arguments of each receive: broker, wait in seconds, and attempt id."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.failures: dict[str, RaymqError] = {}
+        self.receives: list[tuple[str, float, str]] = []
+        self.letters: list[tuple[str, int]] = []
+        self.returned: list[tuple[int, bool]] = []
+        self.is_closed = False
+        self._lock = threading.Condition()
+        self._leases: dict[tuple[str, int], _Lease] = {}
+        self._now_ms = 1_795_400_000_000
+
+    def put(self, broker: str, body: bytes, *, tags: str | None = None, message: MessageExt | None = None) -> None:
+        """Add a message that is visible to the group."""
+        with self._lock:
+            offset = len(self._leases)
+            stored = message or fake_message("orders", body, queue_offset=offset, broker_name=broker, tags=tags)
+            self._leases[broker, offset] = _Lease(stored)
+            self._lock.notify_all()
+
+    def receive(
+        self,
+        broker_name: str,
+        subscriptions: Mapping[str, Subscription],
+        max_messages: int,
+        invisible_ms: int,
+        wait_s: float = 0.0,
+        *,
+        attempt_id: str = "",
+    ) -> list[ReceivedMessage]:
+        [(topic, subscription)] = subscriptions.items()
+        end_s = time.monotonic() + wait_s
+        with self._lock:
+            self.receives.append((broker_name, wait_s, attempt_id))
+            self._lock.notify_all()
+            while True:
+                if broker_name in self.failures:
+                    raise self.failures[broker_name]
+                found = [
+                    one for (name, _), one in self._leases.items()
+                    if name == broker_name and not one.pop_ms and not one.is_settled
+                ][:max_messages]  # fmt: skip
+                left_s = end_s - time.monotonic()
+                if found or left_s <= 0:
+                    break
+                self._lock.wait(left_s)
+            messages = [self._leased(topic, broker_name, one, invisible_ms) for one in found]
+        wanted = [one for one in messages if subscription.matches(one.tags)]
+        self.ack_handles(topic, [one.handle for one in messages if one not in wanted])
+        return wanted
+
+    def _leased(self, topic: str, broker: str, lease: _Lease, invisible_ms: int) -> ReceivedMessage:
+        self._now_ms += 1
+        lease.pop_ms, lease.attempts = self._now_ms, lease.attempts + 1
+        offset = lease.message.queue_offset
+        receipt = Receipt(topic, broker, 0, offset, self._now_ms, invisible_ms, lease.attempts)
+        return received([lease.message], receipt)[0]
+
+    def _lease(self, topic: str, handle: str) -> _Lease | None:
+        """Return the lease that a handle names; None if it has ended."""
+        receipt, offset = parse_handle(self.group, topic, handle)
+        if not any(name == receipt.broker_name for name, _ in self._leases):
+            raise InvalidArgumentError(f"topic {topic!r} is not on broker {receipt.broker_name!r}")
+        lease = self._leases.get((receipt.broker_name, offset))
+        return lease if lease is not None and lease.pop_ms == receipt.pop_ms and not lease.is_settled else None
+
+    def ack_handles(self, topic: str, handles: Sequence[str]) -> int:
+        with self._lock:
+            found = [lease for handle in handles if (lease := self._lease(topic, handle)) is not None]
+            for lease in found:
+                lease.is_settled = True
+            return len(found)
+
+    def change_invisible(
+        self, messages: Sequence[ReceivedMessage], invisible_ms: int, *, counted: bool = True
+    ) -> list[ReceivedMessage]:
+        for message in messages:
+            self.returned.append((message.queue_offset, counted))
+            self.change_invisible_handles("orders", [message.handle], invisible_ms, counted=counted)
+        return list(messages)
+
+    def change_invisible_handles(
+        self, topic: str, handles: Sequence[str], invisible_ms: int, *, counted: bool = True
+    ) -> list[str | None]:
+        renewed: list[str | None] = []
+        with self._lock:
+            for handle in handles:
+                lease = self._lease(topic, handle)
+                if lease is None:
+                    renewed.append(None)
+                    continue
+                self._now_ms += 1
+                lease.pop_ms = self._now_ms if invisible_ms else 0
+                lease.attempts -= not counted
+                receipt, offset = parse_handle(self.group, topic, handle)
+                new = Receipt(topic, receipt.broker_name, 0, offset, self._now_ms, invisible_ms)
+                renewed.append(new.handle(offset))
+            self._lock.notify_all()
+        return renewed
+
+    def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
+        if not self.ack_handles(topic, [handle]):
+            return False
+        self.letters.append((handle, attempts))
+        return True
+
+    def wait_for_receives(self, count: int) -> None:
+        """Wait until `count` receives have begun."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.receives) >= count, WAIT_S)
+
+    def wait_until_returned(self, count: int) -> None:
+        """Wait until `count` messages were returned."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.returned) >= count, WAIT_S)
+
+    def report_reads(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
