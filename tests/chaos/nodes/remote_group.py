@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
 from raymq.common.errors import RaymqError
+from tests.support.history.log_rules import check_log
+from tests.support.history.observations import Observations, TailWatcher, acknowledgements_in
+from tests.support.history.watcher import Watcher
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas
+
+
+@contextmanager
+def watching(mq: raymq.Client, topic: str) -> Iterator[Observations]:
+    """Read a topic, and ask for the ends of its queues and for the committed offsets, during a `with` block. Returns
+    what was observed, also while servers do not answer."""
+    observations = Observations()
+    reader = Watcher(mq, topic, "watcher", patient=True, observations=observations)
+    tails = TailWatcher(mq, topic, observations, "watcher")
+    with reader, tails:
+        yield observations
+    reader.check()
+    tails.check()
 
 
 def main(broker: str, replicas: int) -> None:
@@ -35,7 +53,21 @@ def main(broker: str, replicas: int) -> None:
         group.lead(replica)
         group.settled()
 
-    with raymq.connect() as mq:
+    with raymq.connect() as mq, ExitStack() as stack:
+        observed: list[Observations] = []
+
+        def watch(topic: str) -> None:
+            """Create a topic, and observe it until `check_log`."""
+            mq.admin.create_topic(topic, queues=4)
+            observed.append(stack.enter_context(watching(mq, topic)))
+
+        def check(journals: list[str], seed: int) -> int:
+            """Check that the observations of the newest topic and the acknowledged sends fit a log. Returns their
+            number."""
+            stack.close()
+            seen = [*observed.pop(), *(one for path in journals for one in acknowledgements_in(Path(path)))]
+            check_log(seen, random.Random(seed))
+            return len(seen)
 
         def change(count: int) -> None:
             """Change the number of replicas, and wait until the change has ended. From then on, the group has settled
@@ -52,7 +84,8 @@ def main(broker: str, replicas: int) -> None:
             ]
 
         questions: dict[str, Callable[..., Any]] = {
-            "create_topic": lambda topic: mq.admin.create_topic(topic, queues=4),
+            "watch": watch,
+            "check_log": check,
             "account": group.account,
             "settled": group.settled,
             "equal_end": group.equal_end,

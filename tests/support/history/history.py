@@ -44,13 +44,15 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The outcome of sending one message. `queue` and `queue_offset` are set if the outcome is ok."""
+    """The outcome of sending one message. `queue` and `queue_offset` are set if the outcome is ok. `error`: the class
+    and the text of the error. `end_s`: the monotonic time at which the sender got the outcome; 0 if not recorded."""
 
     sent: Sent
     outcome: Outcome
     queue: MessageQueue | None = None
     queue_offset: int = -1
     error: str = ""
+    end_s: float = 0.0
 
 
 class Recording(Generic[Entry]):
@@ -98,14 +100,15 @@ class HistoryFile:
 
     def handed_over(self, run: Sequence[Sent]) -> None:
         """Write an entry with the outcome "unknown" for each message, before the messages are sent."""
-        self._write([[*astuple(sent), Outcome.UNKNOWN.value, ""] for sent in run])
+        self._write([[*astuple(sent), Outcome.UNKNOWN.value, "", 0.0] for sent in run])
 
     def ended(self, operations: Sequence[Operation]) -> None:
         """Write the outcomes of sent messages to the history file."""
         lines = []
         for operation in operations:
             queue = [] if operation.queue is None else [*astuple(operation.queue), operation.queue_offset]
-            lines.append([*astuple(operation.sent), operation.outcome.value, operation.error, *queue])
+            outcome = operation.outcome.value, operation.error, operation.end_s
+            lines.append([*astuple(operation.sent), *outcome, *queue])
         self._write(lines)
 
     def _write(self, lines: list[list[object]]) -> None:
@@ -121,8 +124,8 @@ def read_history_file(path: Path) -> dict[Sent, Operation]:
     """Return the last operation of each message in a history file. An incomplete last line is ignored."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
-        producer, sequence, outcome, error, *place = json.loads(line)
+        producer, sequence, outcome, error, end_s, *place = json.loads(line)
         queue, offset = (MessageQueue(*place[:3]), place[3]) if place else (None, -1)
         sent = Sent(producer, sequence)
-        operations[sent] = Operation(sent, Outcome(outcome), queue, offset, error)
+        operations[sent] = Operation(sent, Outcome(outcome), queue, offset, error, end_s)
     return operations

@@ -10,11 +10,12 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import raymq
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageQueue
-from tests.support.history.history import Recording
+from tests.support.history.history import Outcome, Recording, read_history_file
 
 WATCH_S = 0.1
 STOP_TIMEOUT_S = 120.0
@@ -45,6 +46,15 @@ class Observation:
 
 class Observations(Recording[Observation]):
     """The observations of all clients of a chaos test."""
+
+
+def acknowledgements_in(path: Path) -> list[Observation]:
+    """Return the acknowledged sends of a history file. Only the times of the acknowledgements are known."""
+    return [
+        Observation(Seen.ACKNOWLEDGED, 0.0, one.end_s, one.queue, one.queue_offset, one.sent.body())
+        for one in read_history_file(path).values()
+        if one.outcome is Outcome.OK
+    ]
 
 
 class TailWatcher:

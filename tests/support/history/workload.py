@@ -98,15 +98,14 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
     """Wait until a send has ended. Returns the entry (operation) that records the send in the history."""
     try:
         result = future.result(120)
-    except raymq.SendUnknownError as error:
-        return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
-        return Operation(sent, Outcome.FAILED, error=str(error))
+        outcome = Outcome.UNKNOWN if isinstance(error, raymq.SendUnknownError) else Outcome.FAILED
+        return Operation(sent, outcome, error=f"{type(error).__name__}: {error}", end_s=time.monotonic())
     # A status other than SEND_OK means that too few replicas have a copy of the message, or that it was not flushed in
     # time. The message may be lost, so the outcome counts as unknown.
     if result.status is not raymq.SendStatus.SEND_OK:
-        return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
-    return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
+        return Operation(sent, Outcome.UNKNOWN, error=result.status.value, end_s=time.monotonic())
+    return Operation(sent, Outcome.OK, result.queue, result.queue_offset, end_s=time.monotonic())
 
 
 def read_everything(
