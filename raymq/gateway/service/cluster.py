@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from raymq.client.client import Client
+from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
 from raymq.common.errors import GroupNotExistError, SystemBusyError
@@ -168,6 +170,16 @@ class GatewayCluster:
         while self._group_calls:
             self._calls.submit(self._group_calls.popitem()[1].close)
         self._calls.shutdown(wait=False)
+
+
+def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -> GatewayCluster:
+    """Return the cluster of a client without a namespace: the gateway adds the namespaces of its own clients.
+    `send_timeout_s`: the timeout of `producer`, in seconds. The caller closes the client and the producer."""
+
+    def make_calls(group: str, namespace: Namespace) -> GroupCalls:
+        return PopCalls(group, routes=client.routes, storages=client.storages, names=namespace)
+
+    return GatewayCluster(client.routes, client.admin, producer, make_calls, send_timeout_s=send_timeout_s)
 
 
 def _log_failure(done: Future[object]) -> None:

@@ -1,0 +1,144 @@
+"""Tests of a gateway's calls on a cluster: what a gRPC client sends is received, settled, recalled and dead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.common.protocol.group import GroupConfig
+from raymq.gateway.convert.times import duration, millis, timestamp
+from raymq.gateway.service.cluster import cluster_of
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code, FilterType
+from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient, served
+
+SEND_TIMEOUT_S = 30.0
+
+
+def message(topic: wire.Resource, body: bytes, **fields: Any) -> wire.Message:
+    return wire.Message(topic=topic, body=body, system_properties=wire.SystemProperties(message_id="01A", **fields))
+
+
+async def send(client: GatewayClient, *messages: wire.Message) -> list[wire.SendResultEntry]:
+    answer = await client.call("SendMessage", wire.SendMessageRequest(messages=messages))
+    assert answer.status.code == Code.OK, answer.status.message
+    return list(answer.entries)
+
+
+async def receive(
+    client: GatewayClient, topic: wire.Resource, group: wire.Resource, count: int, **fields: Any
+) -> list[wire.Message]:
+    """Receive exactly `count` messages, in several calls if needed."""
+    messages: list[wire.Message] = []
+    end_s = time.monotonic() + ANSWER_S
+    while len(messages) < count:
+        assert time.monotonic() < end_s, f"{len(messages)} of {count} messages arrived"
+        request = wire.ReceiveMessageRequest(
+            group=group,
+            message_queue=wire.MessageQueue(topic=topic),
+            batch_size=32,
+            invisible_duration=duration(60_000),
+            long_polling_timeout=duration(5_000),
+            **fields,
+        )
+        stream = client.method("ReceiveMessage")(request, metadata=METADATA, timeout=ANSWER_S)
+        status, *answers, _ = [answer async for answer in stream]
+        assert status.status.code in (Code.OK, Code.MESSAGE_NOT_FOUND), status.status.message
+        messages += [answer.message for answer in answers]
+    assert len(messages) == count
+    return messages
+
+
+def handle_of(message: wire.Message) -> str:
+    return message.system_properties.receipt_handle
+
+
+def run(mq: raymq.Client, scenario: Any) -> None:
+    async def main() -> None:
+        async with (
+            mq.async_producer("gateway", send_timeout_s=SEND_TIMEOUT_S) as producer,
+            served(cluster_of(mq, producer, SEND_TIMEOUT_S)) as client,
+        ):
+            await scenario(client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("namespace", ["", "team-a"])
+def test_messages_are_sent_received_and_settled(mq: raymq.Client, namespace: str) -> None:
+    prefix = f"{namespace}%" if namespace else ""
+    mq.admin.create_topic(f"{prefix}gateway-orders", queues=4)
+    mq.admin.create_group(GroupConfig(f"{prefix}gateway-billing", retry_max_times=3))
+    topic = wire.Resource(name="gateway-orders", resource_namespace=namespace)
+    group = wire.Resource(name="gateway-billing", resource_namespace=namespace)
+
+    async def scenario(client: GatewayClient) -> None:
+        sent = [message(topic, b"%d" % number, tag="even" if number % 2 == 0 else "odd") for number in range(20)]
+        entries = [entry for answer in await asyncio.gather(*(send(client, one) for one in sent)) for entry in answer]
+        wanted = wire.FilterExpression(type=FilterType.TAG, expression="even")
+        got = await receive(client, topic, group, 10, filter_expression=wanted)
+        assert sorted(int(one.body) for one in got) == list(range(0, 20, 2))
+        assert all(one.topic == topic for one in got)
+        assert {one.system_properties.message_id for one in got} <= {entry.message_id for entry in entries}
+        again, letter, *rest = got
+        acks = [wire.AckMessageEntry(receipt_handle=handle_of(one)) for one in rest]
+        request = wire.AckMessageRequest(group=group, topic=topic, entries=acks)
+        assert (await client.call("AckMessage", request)).status.code == Code.OK
+        change = wire.ChangeInvisibleDurationRequest(
+            group=group, topic=topic, receipt_handle=handle_of(again), invisible_duration=duration(0)
+        )
+        assert (await client.call("ChangeInvisibleDuration", change)).status.code == Code.OK
+        answer = await client.call("ChangeInvisibleDuration", change)
+        assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
+        forward = wire.ForwardMessageToDeadLetterQueueRequest(
+            group=group, topic=topic, receipt_handle=handle_of(letter), delivery_attempt=2
+        )
+        assert (await client.call("ForwardMessageToDeadLetterQueue", forward)).status.code == Code.OK
+        assert (await client.call("ForwardMessageToDeadLetterQueue", forward)).status.code == Code.OK
+        [second] = await receive(client, topic, group, 1)
+        assert (second.body, second.system_properties.delivery_attempt) == (again.body, 2)
+        ack = wire.AckMessageRequest(
+            group=group, topic=topic, entries=[wire.AckMessageEntry(receipt_handle=handle_of(second))]
+        )
+        assert (await client.call("AckMessage", ack)).status.code == Code.OK
+
+    run(mq, scenario)
+    summary = mq.admin.group_summary(f"{prefix}gateway-billing")
+    assert (summary.lag, summary.dead_letters) == (0, 1)
+
+
+def test_a_fifo_topic_keeps_the_order_of_a_message_group(mq: raymq.Client) -> None:
+    mq.admin.create_topic("gateway-fifo", queues=4, message_type="FIFO")
+    topic, group = wire.Resource(name="gateway-fifo"), wire.Resource(name="gateway-fifo-g")
+
+    async def scenario(client: GatewayClient) -> None:
+        for number in range(10):
+            await send(client, message(topic, b"%d" % number, message_group="customer-7"))
+        refused = await client.call("SendMessage", wire.SendMessageRequest(messages=[message(topic, b"x")]))
+        assert refused.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+        got = await receive(client, topic, group, 10)
+        assert [int(one.body) for one in got] == list(range(10))
+        assert {one.system_properties.message_group for one in got} == {"customer-7"}
+
+    run(mq, scenario)
+
+
+def test_a_delayed_message_is_recalled(mq: raymq.Client) -> None:
+    mq.admin.create_topic("gateway-later", queues=1)
+    topic, group = wire.Resource(name="gateway-later"), wire.Resource(name="gateway-later-g")
+
+    async def scenario(client: GatewayClient) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        [recalled] = await send(client, message(topic, b"never", delivery_timestamp=timestamp(now_ms + 3_600_000)))
+        request = wire.RecallMessageRequest(topic=topic, recall_handle=recalled.recall_handle)
+        answer = await client.call("RecallMessage", request)
+        assert (answer.status.code, answer.message_id) == (Code.OK, recalled.message_id)
+        await send(client, message(topic, b"soon", delivery_timestamp=timestamp(now_ms + 300)))
+        [got] = await receive(client, topic, group, 1)
+        assert (got.body, millis(got.system_properties.delivery_timestamp)) == (b"soon", now_ms + 300)
+
+    run(mq, scenario)
