@@ -18,6 +18,7 @@ from raymq.client.consumer.simple.engine import WAIT_OF_ONE_S, WAIT_OF_SEVERAL_S
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import RaymqError
+from raymq.common.protocol.pop import LeasePart
 from raymq.common.retry import Backoff
 from raymq.gateway.convert.leases import LeaseTerms
 
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCalls(Protocol):
-    """The calls of one consumer group (`raymq.client.consumer.simple.pop_calls.PopCalls`). All of them block."""
+    """The calls of one consumer group (`raymq.client.consumer.simple.pop_calls.PopCalls`). All of them block.
+    `group`: the group's stored name."""
+
+    group: str
 
     def receive(
         self,
@@ -47,6 +51,10 @@ class GroupCalls(Protocol):
     def change_invisible_handles(
         self, topic: str, handles: Sequence[str], invisible_ms: int, *, counted: bool = True
     ) -> list[str | None]: ...
+
+    def extend_once(
+        self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int, timeout_s: float
+    ) -> list[bool]: ...
 
     def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool: ...
 

@@ -1,18 +1,27 @@
 """Answers ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
 
 A receipt handle has all that settles a message, so any gateway settles what another gateway received. A message that no
-client got, because the client left, is visible to other clients at once. The lease of a push consumer's message is not
-renewed: a listener that takes longer than the lease gets the message again.
+client got, because the client left, is visible to other clients at once. The leases of push consumers are renewed while
+the client is there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 from raymq.client.consumer.simple.received_message import ReceivedMessage
-from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.client.consumer.simple.renewal import RENEW_TIMEOUT_S, DueLeases, Renewals
+from raymq.common.errors import (
+    BodyUnreadableError,
+    InvalidArgumentError,
+    RaymqError,
+    ServiceNotAvailableError,
+    SystemBusyError,
+)
 from raymq.common.namespaces import Namespace
 from raymq.gateway.calls import AnswerStream, CallContext, Handlers
 from raymq.gateway.convert.leases import invisible_time, lease_terms
@@ -22,11 +31,15 @@ from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, 
 from raymq.gateway.convert.times import timestamp
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
+from raymq.gateway.service.push_renewals import PushRenewals
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.enums import ClientType, Code
 from raymq.gateway.wire.parsing import parse_request
 from raymq.gateway.wire.table import SERVICE
+
+logger = logging.getLogger(__name__)
 
 UNREADABLE_AGAIN_MS: Final = 5_000
 """Time in ms after which a message with an unreadable body is delivered again. A replica may repair it."""
@@ -35,8 +48,11 @@ UNREADABLE_AGAIN_MS: Final = 5_000
 class ReceiveCalls:
     """The calls of consumers that lease messages and settle them."""
 
-    def __init__(self, cluster: GatewayCluster) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, cluster: GatewayCluster, clients: ConnectedClients, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster, self._clients, self._clock = cluster, clients, clock
+        self.renewals = PushRenewals()
 
     def handlers(self) -> Handlers:
         return {
@@ -62,10 +78,12 @@ class ReceiveCalls:
         written = 0
         try:
             try:
-                client_id_of(call)
+                client_id = client_id_of(call)
                 request = parse_request(wire.ReceiveMessageRequest, data)
                 receive = await self._begun(call, request)
                 messages = await self._cluster.receive(receive)
+                if request.auto_renew:
+                    self._hold(client_id, receive, messages)
                 status = ok() if messages else wire.Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
             # every error of a call is answered with a status; the log has the unexpected ones
             except Exception as error:
@@ -98,6 +116,34 @@ class ReceiveCalls:
             raise ServiceNotAvailableError(f"topic {topic!r} has no queue that can be read now; see `raymq status`")
         calls = self._cluster.group_calls(group, namespace)
         return PollingReceive(calls, subscription, brokers, terms, request.attempt_id)
+
+    def _hold(self, client_id: str, receive: PollingReceive, messages: list[ReceivedMessage]) -> None:
+        """Begin to renew the messages of a push consumer. If the gateway has too many clients, they are not renewed."""
+        now_s, group = self._clock(), receive.calls.group
+        try:
+            self._clients.active(client_id, now_s, client_type=ClientType.PUSH_CONSUMER, group=group)
+        except SystemBusyError as error:
+            logger.info("the messages of client %s are not renewed: %s", client_id, error)
+            return
+        self.renewals.hold(client_id, group, receive.calls, messages, receive.terms.invisible_ms, now_s)
+
+    async def renew_due(self) -> None:
+        """Renew the leases that are due, with one call for each broker and group. A lease whose renewal failed is
+        renewed again in the next call of this method, unless the failure is final."""
+        due = self.renewals.due(self._clock(), lambda client_id: self._clients.get(client_id) is not None)
+        await asyncio.gather(*(self._renew(*one) for one in due))
+
+    async def _renew(self, calls: GroupCalls, due: DueLeases, table: Renewals) -> None:
+        sent_s, parts = self._clock(), list(due.leases.values())
+        try:
+            results = await self._cluster.call(
+                calls.extend_once, due.broker_name, parts, due.invisible_ms, RENEW_TIMEOUT_S
+            )
+        except RaymqError as error:
+            logger.info("leases of group %s at broker %s were not renewed: %s", calls.group, due.broker_name, error)
+            table.failed(due.leases, self._clock(), retryable=error.retryable)
+        else:
+            table.renewed(due.leases, results, sent_s)
 
     def _message(
         self, receive: PollingReceive, message: ReceivedMessage, request: wire.ReceiveMessageRequest
@@ -151,6 +197,7 @@ class ReceiveCalls:
         """Acknowledge handles in one call, and return their status."""
         try:
             await self._cluster.call(calls.ack_handles, topic, handles)
+            self.renewals.settle(calls.group, topic, handles)
         except InvalidArgumentError as error:
             return wire.Status(code=Code.INVALID_RECEIPT_HANDLE, message=str(error))
         # the entries of other brokers have a status of their own
@@ -168,6 +215,7 @@ class ReceiveCalls:
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
         [renewed] = await self._settled(calls.change_invisible_handles, topic, [handle], invisible_ms)
+        self.renewals.settle(group, topic, [handle])
         if renewed is None:
             raise CallRefusedError(
                 Code.INVALID_RECEIPT_HANDLE, "the message was acknowledged, forwarded or delivered again"
@@ -182,6 +230,7 @@ class ReceiveCalls:
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
         await self._settled(calls.dead_letter, topic, handle, max(request.delivery_attempt, 0))
+        self.renewals.settle(group, topic, [handle])
         return wire.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     async def _settled(self, settle: Any, *arguments: Any) -> Any:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
 from raymq.gateway.calls import Handlers
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
@@ -10,18 +15,36 @@ from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
 from raymq.gateway.service.send_calls import SendCalls
 
+TICK_S: Final = 5.0
+"""Time in seconds between two searches for leases to renew and clients that have gone."""
+
 
 class GatewayService:
     """The service of one gateway process. `clients`: the clients that the process serves."""
 
-    def __init__(self, cluster: GatewayCluster, address: GatewayAddress) -> None:
-        self.clients = ConnectedClients()
+    def __init__(
+        self, cluster: GatewayCluster, address: GatewayAddress, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clients, self._clock = ConnectedClients(), clock
         self._routes = RouteCalls(cluster, address)
-        self._families = (self._routes, ClientCalls(cluster, self.clients), SendCalls(cluster), ReceiveCalls(cluster))
+        self._receives = ReceiveCalls(cluster, self.clients, clock)
+        clients = ClientCalls(cluster, self.clients, clock)
+        self._families = (self._routes, clients, SendCalls(cluster), self._receives)
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""
         return {path: handler for family in self._families for path, handler in family.handlers().items()}
+
+    async def run(self) -> None:
+        """Renew leases and forget clients that have gone, until the task is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """Do once all that `run` does every TICK_S."""
+        self.clients.expire(self._clock())
+        await self._receives.renew_due()
 
     def moved(self, address: GatewayAddress) -> None:
         """Change the gateway's address, after a server has chosen the port."""

@@ -18,7 +18,7 @@ from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, FilterType
 from tests.component.gateway.test_gateway_calls import ORDERS, Gateway
 from tests.support.clients.fakes import topic_route
-from tests.support.clients.producers import producers_of_fakes
+from tests.support.clients.producers import Clock, producers_of_fakes
 from tests.support.gateway.fake_group_calls import FakeGroupCalls
 from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient
 
@@ -234,6 +234,43 @@ def test_a_message_whose_body_cannot_be_read_is_delivered_again_later(gateway: G
         assert (code, bodies(messages)) == (Code.OK, [b"1"])
         await asyncio.to_thread(calls.wait_until_returned, 1)
         assert calls.returned == [(0, True)]
+
+    gateway.run(scenario)
+
+
+def test_the_messages_of_a_push_consumer_are_renewed_until_they_are_settled_or_the_client_has_gone(
+    gateway: Gateway,
+) -> None:
+    calls, clock = gateway.calls["billing"], Clock()
+    gateway.more = {"clock": clock}
+    for number in range(3):
+        calls.put("a", b"%d" % number)
+
+    async def passes(client: GatewayClient, time_s: float, *, beats: bool = True) -> list[int]:
+        """Return the messages that the gateway renews after some time."""
+        clock.now_s += time_s
+        calls.extended.clear()
+        if beats:
+            await client.call("Heartbeat", wire.HeartbeatRequest(group=BILLING))
+        await client.service.tick()
+        return sorted(calls.extended)
+
+    async def scenario(client: GatewayClient) -> None:
+        _, messages = await receive(client, receive_request(auto_renew=True))
+        first, second, _ = (message.system_properties.receipt_handle for message in messages)
+        assert await passes(client, 20) == []
+        assert await passes(client, 10) == [0, 1, 2], "half of the lease is over"
+        await ack(client, first)
+        calls.failures["a"] = ServiceNotAvailableError("away")
+        assert await passes(client, 30) == []
+        del calls.failures["a"]
+        assert await passes(client, 1) == [1, 2], "the failed renewal is repeated"
+        answer = await client.call("ChangeInvisibleDuration", change_request(second, 1_000))
+        assert answer.status.code == Code.OK
+        assert await passes(client, 30) == [2]
+        assert await passes(client, 61, beats=False) == [], "the client has gone"
+        assert await passes(client, 30) == []
+        assert await receive(client, receive_request()) == (Code.MESSAGE_NOT_FOUND, [])
 
     gateway.run(scenario)
 

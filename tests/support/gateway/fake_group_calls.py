@@ -11,6 +11,7 @@ from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessa
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MessageExt
+from raymq.common.protocol.pop import LeasePart
 from tests.support.console.fake_cluster import fake_message
 
 WAIT_S = 60.0
@@ -35,6 +36,7 @@ class FakeGroupCalls:
         self.receives: list[tuple[str, float, str]] = []
         self.letters: list[tuple[str, int]] = []
         self.returned: list[tuple[int, bool]] = []
+        self.extended: list[int] = []
         self.is_closed = False
         self._lock = threading.Condition()
         self._leases: dict[tuple[str, int], _Lease] = {}
@@ -127,6 +129,16 @@ class FakeGroupCalls:
                 renewed.append(new.handle(offset))
             self._lock.notify_all()
         return renewed
+
+    def extend_once(
+        self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int, timeout_s: float
+    ) -> list[bool]:
+        if broker_name in self.failures:
+            raise self.failures[broker_name]
+        with self._lock:
+            leases = [self._leases[broker_name, part.start] for part in parts]
+            self.extended += [part.start for part in parts]
+            return [one.pop_ms == part.pop_ms and not one.is_settled for one, part in zip(leases, parts, strict=True)]
 
     def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
         if not self.ack_handles(topic, [handle]):

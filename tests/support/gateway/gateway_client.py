@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -74,9 +75,11 @@ class GatewayClient:
 
 
 @asynccontextmanager
-async def served(cluster: GatewayCluster, advertise: tuple[str, int] | None = None) -> AsyncIterator[GatewayClient]:
+async def served(
+    cluster: GatewayCluster, advertise: tuple[str, int] | None = None, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[GatewayClient]:
     """Serve a gateway, and yield its client. At the end, the cluster is closed."""
-    service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise))
+    service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise), clock)
     front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX)
     port = await front.start(HOST, 0)
     service.moved(GatewayAddress(HOST, port, advertise))
@@ -94,11 +97,12 @@ async def gateway_of(
     groups: FakeGroups,
     make_calls: Callable[[str, Namespace], GroupCalls],
     advertise: tuple[str, int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
         places = (producer.test_routes, groups, sender, make_calls)
         cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
-        async with served(cluster, advertise) as client:
+        async with served(cluster, advertise, clock) as client:
             yield client
