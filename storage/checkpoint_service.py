@@ -114,22 +114,23 @@ class CheckpointService:
     def damaged_files(self) -> list[Path]:
         """Return which of the two files, the checkpoint and the snapshot, the disk has damaged since they were written.
         A file that does not exist yet is not damaged."""
+        checkpoint, snapshot = self._root / "checkpoint", self._root / SNAPSHOT_FILE
         with self._run_lock:
             notes = DamageNotes(logs=False)
-            if read_checkpoint(self._root / "checkpoint", notes) != self._checkpoint and self._wrote_checkpoint:
-                notes.note(str(self._root / "checkpoint"))
-            checkpoint = [self._root / "checkpoint"] if notes.texts else []
+            differs = read_checkpoint(checkpoint, notes) != self._checkpoint
+            found = [checkpoint] if notes.texts or (differs and self._wrote_checkpoint) else []
             notes = DamageNotes(logs=False)
-            read_snapshot(self._root / SNAPSHOT_FILE, notes)
-            return checkpoint + ([self._root / SNAPSHOT_FILE] if notes.texts else [])
+            read_snapshot(snapshot, notes)
+            return found + ([snapshot] if notes.texts else [])
 
     def rewrite(self) -> None:
         """Write the checkpoint and the snapshot again, from memory. Raises OSError if the disk fails or is full."""
         with self._run_lock:
             self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
             try:
-                if self._wrote_checkpoint:
-                    write_checkpoint(self._root / "checkpoint", self._checkpoint)
+                # Also a checkpoint that was read when the store was opened, and has not changed since.
+                write_checkpoint(self._root / "checkpoint", self._checkpoint)
+                self._wrote_checkpoint = True
                 self._flush(thorough=True)
             except OSError as error:
                 if not is_want_of_space(error):

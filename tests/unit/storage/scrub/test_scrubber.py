@@ -389,6 +389,18 @@ def test_a_fault_of_a_check_does_not_end_the_thread(store, clocks, monkeypatch):
         store.scrubber._thread.join(0.01)
 
 
+def test_a_checkpoint_that_is_damaged_before_its_first_change_is_written_again(store, root):
+    store.close()
+    store = open_store(root)
+    checkpoint = root / "checkpoint"
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert store._checkpoints.damaged_files() == [checkpoint]
+    store._checkpoints.rewrite()
+    assert store._checkpoints.damaged_files() == []
+    store.close()
+
+
 def test_records_are_adjacent_in_the_log_of_these_tests(store, root):
     assert len(records_of(root, store.log.end_offset)) == len(BODIES)
     assert all(first < second for first, second in pairwise(records_of(root, store.log.end_offset)))
