@@ -31,7 +31,7 @@ from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
 from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
 from raymq.client.producer.async_producer import AsyncProducer
 from raymq.common.errors import CreateReplyMessageError, RaymqError, RecallError
-from raymq.common.message import Message, MessageQueue
+from raymq.common.message import Message, MessageExt, MessageQueue
 from raymq.remoting.storage_clients import StorageClients
 from tests.component.interrupts.interrupter import REQUEST_TIMEOUTS, Interrupter
 from tests.support.clusters.local_cluster import start_cluster
@@ -141,9 +141,9 @@ class Program:
         self.finish(consumer.commit())
 
     def note(self, result: Any) -> None:
-        """Add the bodies of the messages that a poll returned to `polled`."""
+        """Add the bodies of the messages that a poll returned to `polled`. Results of other calls are ignored."""
         if isinstance(result, list):
-            self.polled.update(message.body for message in result)
+            self.polled.update(message.body for message in result if isinstance(message, MessageExt))
         elif hasattr(result, "column"):
             self.polled.update(result.column("body").to_pylist())
 
