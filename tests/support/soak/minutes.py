@@ -11,6 +11,8 @@ from typing import Any, Final
 from tests.support.soak.readings import MEASURES, Growth, Reading, change, total
 
 WINDOW_MAX: Final = 10
+WARM_MINUTES: Final = 4
+"""Number of first minutes that say nothing about growth: the stores fill up until the topic's messages expire."""
 HEADINGS: Final = (
     "min",
     "sent/s",
@@ -87,9 +89,9 @@ def rate_changes(minutes: Sequence[Minute]) -> dict[str, float]:
 
 
 def size_changes(minutes: Sequence[Minute]) -> dict[str, float]:
-    """Return the change of each measure's sum over all servers from the first minutes to the last ones, as a share. The
-    very first minute does not count, because the servers are not yet warm."""
-    window, warm = window_of(minutes), minutes[1:] or minutes
+    """Return the change of each measure's sum over all servers from the first minutes to the last ones, as a share.
+    The first WARM_MINUTES do not count, except in a run that has no others."""
+    window, warm = window_of(minutes), minutes[WARM_MINUTES:] or minutes
     totals = {measure: [total(one.processes, measure) for one in warm] for measure in MEASURES}
     return {measure: change(values[:window], values[-window:]) for measure, values in totals.items()}
 

@@ -25,8 +25,9 @@ MEASURES: Final = ("memory_mib", "descriptors", "threads", "maps")
 GROWTH_MAX: Final = 0.05
 SMALL: Final = {"memory_mib": 4.0, "descriptors": 6.0, "threads": 4.0, "maps": 24.0}
 """Growth of a process that is not judged, whatever its share: a few connections or buffers more."""
-WARM_S: Final = 120.0
-"""Age from which a process counts as warm. Younger processes still fill their buffers and caches."""
+WARM_S: Final = 240.0
+"""Age from which a process counts as warm. A younger process fills its caches, and a store deletes nothing in its first
+minute, so its files become more until the topic's messages expire."""
 READINGS_MIN: Final = 6
 """Minimum number of readings of a warm process for a judgement of its growth."""
 
