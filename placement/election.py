@@ -171,6 +171,10 @@ class GroupControl:
     """The reason why the group has no master now; empty if the group has a master."""
     change_waits: str = ""
     """The reason why the current change of the group's replicas cannot go on now; empty without a reason."""
+    _step_version: int = -1
+    """The version of the members for which the Controller last looked for the next step of a change."""
+    _step_since_s: float = 0.0
+    """The time since which the group has the members of `_step_version`."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
     """The newest state report of each replica, by replica number."""
     _lease_until_s: float = 0.0
@@ -400,6 +404,16 @@ class GroupControl:
         if step.successor is not None:
             self.designate(step.successor, now_s)
         if step.members is None or step.stores is None:
+            return []
+        if self.members.version != self._step_version:
+            self._step_version, self._step_since_s = self.members.version, now_s
+        asked_s = self._accounts[record.master].asked_s
+        if (
+            step.members.removed > self.members.removed
+            and not self._step_since_s <= asked_s >= now_s - self.rules.dead_after_s
+        ):
+            # An older report may come from a process that has ended, or that had not found the damage of its log yet.
+            self.change_waits = f"a replica leaves after the next report of replica {record.master}, which leads"
             return []
         now = record.sync_state_set
         stores = now if step.stores == now.stores else SyncStateSet(now.epoch, now.version + 1, step.stores)

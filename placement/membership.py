@@ -10,7 +10,9 @@ version, and the Controller writes it to the journal together with the sync-stat
               master first hands over to a replica that stays
 
 So a replacement adds the new replica before it removes the old replica, and the number of copies never falls below the
-number at the start. A removed replica's actors end; its directory stays on disk, and its number is never used again.
+number at the start. A replica that answers may have the last intact copy of a damaged record. So it leaves only after
+it has repaired the damage of the master's log, or has reported that it lacks the intact bytes, too. A removed replica's
+actors end; its directory stays on disk, and its number is never used again.
 A step that is not possible yet is retried, and `ChangeStep.waits` has the reason.
 """
 
@@ -144,6 +146,13 @@ def next_step(
     if late:
         return ChangeStep(waits=f"replica {leaving} leaves when replica {names(late)} is in sync again")
     left = {name: store_id for name, store_id in stores.items() if name != leaving}
+    state, leading = answering.get(leaving), answering.get(master)
+    lackers = None if leading is None else leading.hole_lackers
+    if state is not None and not state.failed and lackers is not None and leaving not in lackers | {master}:
+        return ChangeStep(
+            waits=f"replica {leaving} leaves when it has repaired the damaged log of replica {master}, or has reported "
+            "that it lacks the intact bytes, too"
+        )
     if leaving in stores and len(left) < max(required, 1):
         return ChangeStep(
             waits=f"replica {leaving} leaves when {max(required, 1)} other replicas are in sync; "

@@ -51,6 +51,7 @@ from actors.core.replica.orders import (
     ReplicaState,
 )
 from actors.replica.follower_side import FollowerSide
+from actors.replica.log_mender import HOLES_MAX
 from actors.replica.master_side import MasterSide
 from raymq.common.errors import (
     NotMasterError,
@@ -227,6 +228,7 @@ class Replica(MasterSide, FollowerSide):
                 refusal=self._refusal,
                 members=self._files.members,
                 wall_ms=time.time_ns() // 1_000_000,
+                hole_lackers=self._hole_lackers(),
             )
 
     def _proposal(self) -> SyncStateSet | None:
@@ -261,6 +263,11 @@ class Replica(MasterSide, FollowerSide):
         """Return the number of damaged bytes in this log that another replica may have intact. Bytes that this
         replica's master also lacks are not counted."""
         return sum(hole.size for hole in self._store.mender.holes if hole.offset not in self._shared_holes)
+
+    def _hole_lackers(self) -> frozenset[int] | None:
+        if self._sync is None:
+            return None
+        return self._hole_reports.lackers([hole.offset for hole in self._store.mender.holes[:HOLES_MAX]])
 
     def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
         """Return the offset and the bytes of the first intact records in a range of this log; None if the range has

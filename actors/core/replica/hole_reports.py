@@ -43,6 +43,12 @@ class HoleReports:
         (damaged log range) at `hole_offset`."""
         return set(known) <= self._lacking.get(hole_offset, set()) | {self._replica}
 
+    def lackers(self, hole_offsets: Collection[int]) -> frozenset[int] | None:
+        """Return the replicas that have reported that they lack the intact bytes of every hole (damaged log range) at
+        the given offsets; None without a hole."""
+        lacking = [self._lacking.get(offset, set()) for offset in hole_offsets]
+        return frozenset(set.intersection(*lacking)) if lacking else None
+
     def reason_to_wait(self, hole_offset: int, may_have: Collection[int], now_s: float) -> str:
         """Return the reason why the hole (damaged log range) at `hole_offset` must not be sent to a slave yet; empty if
         it may be sent.

@@ -64,7 +64,8 @@ class ReplicaState:
     in the sync-state set. `refusal`: the reason why the replica does not follow its master, or "". `members`: the
     newest members of the broker group on the replica's disk; None if the group's replicas were never changed.
     `wall_ms`: the wall clock of the replica's node, in ms since 1970, 0 if unknown. It is only compared with other
-    nodes' clocks.
+    nodes' clocks. `hole_lackers`: for a master whose log has holes, the replicas that have reported in this epoch that
+    they lack the intact bytes of every hole, too; None for other replicas, and for a log without holes.
     """
 
     replica: int
@@ -89,6 +90,7 @@ class ReplicaState:
     refusal: str = ""
     members: ReplicaMembers | None = None
     wall_ms: int = 0
+    hole_lackers: frozenset[int] | None = None
 
     @property
     def reaches_floor(self) -> bool:

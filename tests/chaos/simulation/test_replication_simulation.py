@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from placement.election import FIXED_MASTER
-from tests.support.replication_sim.world import ALL_FAULTS, CHANGE_FAULTS, ROT_FAULTS, Bugs, run_seed
+from tests.support.replication_sim.world import ALL_FAULTS, CHANGE_FAULTS, CHANGES, ROT_FAULTS, Bugs, run_seed
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SEEDS = 100_000 if SOAK else 1000
@@ -31,18 +31,22 @@ def find(**options: Any) -> None:
     raise AssertionError("the checks did not find the planted bug in 200 seeds")
 
 
+WITH_CHANGES = (*ALL_FAULTS, *CHANGES, "grow", "replace")
+
+
 @pytest.mark.parametrize("part", range(SLICES))
-def test_all_faults_together_lose_or_undo_nothing(part):
-    acknowledged = mended = 0
+def test_all_faults_and_changes_of_the_replicas_together_lose_or_undo_nothing(part):
+    acknowledged = mended = changes = 0
     for seed in range(part, SEEDS, SLICES):
-        world = run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=ALL_FAULTS)
+        world = run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES)
         assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
         acknowledged += len(world.checks.acknowledged)
-        mended += world.mended
+        mended, changes = mended + world.mended, changes + world.changes
     # Check that the simulated groups have acknowledged and repaired enough. The search for lost messages would prove
     # nothing if few messages were acknowledged.
     assert acknowledged > SEEDS // SLICES * 200
     assert mended > 0
+    assert changes > SEEDS // SLICES
 
 
 @pytest.mark.parametrize("seed", [2407, 2503])

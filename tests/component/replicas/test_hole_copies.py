@@ -123,6 +123,8 @@ def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_continues(make, num
     check_equal(group, expected)
     assert group.control_state.record.sync_state_set.members == group.names
     assert group.replicas[NEW].account().complete
+    lackers = group.names - {group.control_state.record.master} if numbers else None
+    assert group.master.account().hole_lackers == lackers
     settle_append(group, make_batch([b"new"]))
     group.settle()
     check_equal(group, [*expected, b"new"])

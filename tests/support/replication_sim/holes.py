@@ -48,6 +48,11 @@ class Holes:
         """Return the number of holes (damaged records) that another replica may be able to repair."""
         return len(self._node.disk.damaged - self.shared)
 
+    @property
+    def lackers(self) -> frozenset[int] | None:
+        """Return the replicas that lack the intact records of all holes of this master, too; None without a hole."""
+        return self._reports.lackers(self._node.disk.damaged)
+
     def lead(self) -> None:
         self.led_since_s = self._node.world.now
         self._reports = HoleReports(self._node.name, self.led_since_s, HOLE_WAIT_S)

@@ -158,6 +158,7 @@ class Node:
             hole_bytes=self.holes.unshared,
             caught_up=self.caught_up,
             members=self.disk.members,
+            hole_lackers=None if self.sync is None else self.holes.lackers,
         )
 
     def leads(self) -> bool:

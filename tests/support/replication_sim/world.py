@@ -134,12 +134,24 @@ class World:
         self.nodes = {name: Node(self, name) for name in range(replicas)}
         self.changes = 0
         """Number of steps of changes of the group's replicas."""
+        self.removed: frozenset[int] = frozenset()
+        """The replicas that have left the group. Nobody reads or repairs records from their disks any more."""
         self.controller = Controller(self)
         self.client = Client(self)
 
     def follow_members(self, members: ReplicaMembers) -> None:
-        """Start the processes of replicas that were added, and end the processes of replicas that have left."""
+        """Start the processes of replicas that were added, and end the processes of replicas that have left.
+
+        A replica that answers must not take the last intact copy of a record with it. The copy counts as destroyed if
+        the replica does not answer, or if no process has found the damage of the other copies yet.
+        """
         self.changes += 1
+        leaving, before = members.removed - self.removed, _intact(self) & _damaged(self)
+        self.removed = members.removed
+        answering = self.controller.control.reporting(self.controller.clock.read_s())
+        found = set().union(*(node.disk.named if node.alive else () for node in _group(self)))
+        lost = before - _intact(self)
+        self.note_destroyed({record for record in lost if not leaving & answering or record[0] not in found})
         for name in sorted(members.joining - self.nodes.keys()):
             self.nodes[name] = Node(self, name)
         for name in sorted(members.removed):
@@ -149,6 +161,7 @@ class World:
         """Start the processes of removed replicas that belong to the group again, because the journal lost the removal
         before any replica had received it. A replica without its directory is not started, because the group has no
         master."""
+        self.removed -= replicas
         for name in sorted(replicas):
             if self.nodes[name].is_removed and self.nodes[name].disk.incarnation:
                 self.nodes[name].is_removed = False
@@ -398,14 +411,18 @@ def _rot_each(world: World, rng: random.Random) -> None:
 
 
 def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
-    """Return offset, epoch and message of each record that is intact on at least one disk. The disk of `besides` does
-    not count."""
-    return set().union(*(node.disk.intact() for node in world.nodes.values() if node is not besides))
+    """Return offset, epoch and message of each record that is intact on at least one disk of the group. The disk of
+    `besides` does not count."""
+    return set().union(*(node.disk.intact() for node in _group(world) if node is not besides))
 
 
 def _damaged(world: World) -> set[tuple[int, int, int]]:
-    """Return offset, epoch and message of each record that is damaged on at least one disk."""
-    return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
+    """Return offset, epoch and message of each record that is damaged on at least one disk of the group."""
+    return {(offset, *node.disk.log[offset]) for node in _group(world) for offset in node.disk.damaged}
+
+
+def _group(world: World) -> list[Node]:
+    return [node for name, node in world.nodes.items() if name not in world.removed]
 
 
 def _have_everything(world: World, *, intact: bool = True) -> frozenset[int]:

@@ -816,6 +816,18 @@ def test_a_replica_joins_counts_and_another_leaves_step_by_step():
     assert all(action.replica != 1 for action in world.step())
 
 
+def test_a_replica_leaves_only_after_a_report_of_the_master_that_is_newer_than_the_order(led):
+    """An older report may come from a process that has ended, and whose successor finds damage in its log."""
+    led.step()
+    led.control.change_replicas(2)
+    led.now_s += 0.5
+    led.control.tick(led.now_s)
+    assert led.control.members.replicas == {0, 1, 2}
+    assert "after the next report of replica 0" in led.control.change_waits
+    led.step()
+    assert led.control.members.replicas == {0, 1}
+
+
 def test_a_master_that_leaves_hands_over_first():
     world = World(LED)
     world.step()

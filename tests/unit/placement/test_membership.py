@@ -98,6 +98,23 @@ def test_a_master_hands_over_to_a_replica_that_stays_and_has_everything() -> Non
     assert next_step(leaving, stores(1, 2, 3), 1, whole, 1).stores == stores(1, 2, 3)
 
 
+def test_a_replica_that_answers_repairs_the_masters_log_before_it_leaves() -> None:
+    leaving = begin(THREE, 2)
+    damaged = {**states(1, 2), 0: state(0, role=ReplicaRole.MASTER, hole_bytes=10, hole_lackers=frozenset({1}))}
+    step = next_step(leaving, stores(0, 1, 2), 0, damaged, 1)
+    assert step.members is None
+    assert "replica 2 leaves when it has repaired the damaged log of replica 0" in step.waits
+    lacks = {**damaged, 0: replace(damaged[0], hole_lackers=frozenset({1, 2}))}
+    for answering in (
+        lacks,
+        states(0, 1, 2),
+        {0: damaged[0], 1: damaged[1]},
+    ):  # the last one: replica 2 does not answer
+        after = next_step(leaving, stores(0, 1, 2), 0, answering, 1).members
+        assert after is not None
+        assert after.removed == {2}
+
+
 def test_enough_replicas_stay_in_sync() -> None:
     leaving = replace(begin(THREE, 2), leaving=frozenset({1}))
     step = next_step(leaving, stores(0, 1), 0, states(0, 1), 2)

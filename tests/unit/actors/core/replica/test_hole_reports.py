@@ -27,3 +27,13 @@ def test_a_new_master_waits_for_replicas_that_are_not_back_yet():
     assert "1 s" in reports.reason_to_wait(500, {MASTER}, 99.0 + HOLE_WAIT_S)
     assert reports.reason_to_wait(500, {MASTER}, 100.0 + HOLE_WAIT_S) == ""
     assert HoleReports(MASTER, 100.0, wait_s=0.0).reason_to_wait(500, {MASTER}, 100.0) == ""
+
+
+def test_the_replicas_that_lack_every_hole_are_known():
+    reports = HoleReports(MASTER, 100.0)
+    assert reports.lackers([]) is None
+    assert reports.lackers([500, 600]) == frozenset()
+    for replica, hole in ((1, 500), (2, 500), (2, 600)):
+        reports.note_lacking(replica, hole)
+    assert reports.lackers([500, 600]) == {2}
+    assert reports.lackers([500]) == {1, 2}
