@@ -199,7 +199,7 @@ def test_a_planted_bug_with_damaged_records_is_found(bug):
     find(bugs=Bugs(**{bug: True}), only=ROT_FAULTS)
 
 
-CHANGE_SEEDS = SEEDS // 5
+CHANGE_SEEDS = SEEDS // 10
 
 
 @pytest.mark.parametrize("part", range(SLICES))
