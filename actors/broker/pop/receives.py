@@ -58,12 +58,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Decision:
-    """The decision about a receive: the leased messages, the group's retry limit, and the topics in order mode.
-    `decide` fills in the fields."""
+    """The decision about a receive: the leased messages, the topics in order mode, and the group's retry limit and
+    retry intervals. `decide` fills in the fields."""
 
     handout: LeaseGrant | None = None
     retry_max_times: int = 0
     ordered_topics: tuple[str, ...] = ()
+    retry_intervals_s: tuple[float, ...] = ()
 
 
 class Receives:
@@ -156,8 +157,9 @@ class Receives:
             committed = partial(state.committed, request.group)
             ordered = _ordered(state, request)
             handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms, ordered)
-            decision.handout, decision.retry_max_times = handout, state.groups[request.group].retry_max_times
-            decision.ordered_topics = ordered
+            config = state.groups[request.group]
+            decision.handout, decision.ordered_topics = handout, ordered
+            decision.retry_max_times, decision.retry_intervals_s = config.retry_max_times, config.retry_intervals_s
             return [] if handout.change is None else [handout.change]
 
         try:
@@ -320,7 +322,8 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
         )
     if not handout.ranges:
         return False
-    receive.answer(ReceiveAnswer(handout.ranges, decision.retry_max_times, decision.ordered_topics))
+    settings = decision.retry_max_times, decision.ordered_topics, decision.retry_intervals_s
+    receive.answer(ReceiveAnswer(handout.ranges, *settings))
     return True
 
 

@@ -73,11 +73,12 @@ class LeasedRange:
 class ReceiveAnswer:
     """The answer to a ReceiveRequest: the leased ranges, empty if no message arrived in time. `retry_max_times`: the
     maximum number of retries, from the group's settings. `ordered_topics`: the topics that were received in order
-    mode."""
+    mode. `retry_intervals_s`: as in the group's settings."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int
     ordered_topics: tuple[str, ...] = ()
+    retry_intervals_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,16 +79,18 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             )
 
     @overload
-    async def change_invisible(self, messages: ReceivedMessage, invisible_s: float) -> ReceivedMessage: ...
+    async def change_invisible(
+        self, messages: ReceivedMessage, invisible_s: float | None = None
+    ) -> ReceivedMessage: ...
 
     @overload
     async def change_invisible(
-        self, messages: Iterable[ReceivedMessage], invisible_s: float
+        self, messages: Iterable[ReceivedMessage], invisible_s: float | None = None
     ) -> list[ReceivedMessage]: ...
 
     @bounded(invisible_s=INVISIBLE_AGAIN)
     async def change_invisible(
-        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
+        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float | None = None
     ) -> ReceivedMessage | list[ReceivedMessage]:
         """Set a new invisible time for received messages (`SimpleConsumer.change_invisible`)."""
         return await self._call(lambda: self._twin.change_invisible(messages, invisible_s))

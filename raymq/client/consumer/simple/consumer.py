@@ -85,18 +85,21 @@ class SimpleConsumer(Closing):
         return self._engine.ack_handles(topic, handles)
 
     @overload
-    def change_invisible(self, messages: ReceivedMessage, invisible_s: float) -> ReceivedMessage: ...
+    def change_invisible(self, messages: ReceivedMessage, invisible_s: float | None = None) -> ReceivedMessage: ...
 
     @overload
-    def change_invisible(self, messages: Iterable[ReceivedMessage], invisible_s: float) -> list[ReceivedMessage]: ...
+    def change_invisible(
+        self, messages: Iterable[ReceivedMessage], invisible_s: float | None = None
+    ) -> list[ReceivedMessage]: ...
 
     @bounded(invisible_s=INVISIBLE_AGAIN)
     def change_invisible(
-        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
+        self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float | None = None
     ) -> ReceivedMessage | list[ReceivedMessage]:
         """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. Use a
         longer time for work that takes longer, and a shorter time for work that failed. Durable on return.
-        `extend_invisible` gives more time without new receipts.
+        `extend_invisible` gives more time without new receipts. Without `invisible_s` the group's retry_intervals_s
+        count: each message waits for the interval of its attempt, at most 12 h.
 
         Returns the messages with their new receipts; the old receipts become invalid. The returned list omits messages
         that were acknowledged or delivered again. If `messages` is not a list but one message, which was acknowledged

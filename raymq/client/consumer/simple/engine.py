@@ -192,13 +192,14 @@ class SimpleEngine:
         return self.pop.ack_handles(self.names.wrap(topic), handles)
 
     def change_invisible(
-        self, messages: Iterable[ReceivedMessage], invisible_s: float, *, counted: bool = True
+        self, messages: Iterable[ReceivedMessage], invisible_s: float | None, *, counted: bool = True
     ) -> list[ReceivedMessage]:
-        """Set the time after which messages are delivered again. Blocks until the brokers have answered. Returns the
-        messages whose leases were renewed, with new receipts."""
+        """Set the time after which messages are delivered again; None: the group's retry intervals. Blocks until the
+        brokers have answered. Returns the messages whose leases were renewed, with new receipts."""
         self.check_open()
         messages = list(messages)
-        renewed = self.pop.change_invisible(messages, round(invisible_s * 1000), counted=counted)
+        invisible_ms = None if invisible_s is None else round(invisible_s * 1000)
+        renewed = self.pop.change_invisible(messages, invisible_ms, counted=counted)
         self._settled(messages)
         return renewed
 

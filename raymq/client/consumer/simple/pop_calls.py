@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final
 
 from raymq.client.consumer.simple.lease_reader import LeaseReader
@@ -32,8 +32,15 @@ from raymq.client.consumer.simple.taken_messages import MessageTaker
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.protocol.group import StartOffsetQuery
-from raymq.common.protocol.pop import ALL_OFFSETS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
+from raymq.common.protocol.group import StartOffsetQuery, retry_interval_s
+from raymq.common.protocol.pop import (
+    ALL_OFFSETS,
+    INVISIBLE_MAX_MS,
+    LeasedRange,
+    LeasePart,
+    ReceiveAnswer,
+    ReceiveRequest,
+)
 from raymq.common.retry import persist_until
 from raymq.remoting.broker_client import BrokerClient
 from raymq.remoting.route_cache import RouteCache
@@ -187,11 +194,24 @@ class PopCalls:
         return sum(self._call(name, "ack_messages", self.group, part) for name, part in by_broker.items())
 
     def change_invisible(
-        self, messages: Iterable[ReceivedMessage], invisible_ms: int, *, counted: bool = True
+        self, messages: Iterable[ReceivedMessage], invisible_ms: int | None, *, counted: bool = True
     ) -> list[ReceivedMessage]:
-        """Make messages visible again `invisible_ms` from now. Returns the messages that were neither acknowledged nor
+        """Make messages visible again `invisible_ms` from now; None: after the group's retry interval for the number of
+        a message's attempts, at most INVISIBLE_MAX_MS. Returns the messages that were neither acknowledged nor
         delivered again, with their new receipts. `counted`: False if no consumer has processed the messages; their
         attempt does not count then. Durable on return."""
+        if invisible_ms is not None:
+            return self._change_messages(messages, invisible_ms, counted)
+        by_interval: dict[int, list[ReceivedMessage]] = {}
+        for message in messages:
+            interval_s = retry_interval_s(require_received(message)._receipt.retry_intervals_s, message.attempt)
+            by_interval.setdefault(min(round(interval_s * 1000), INVISIBLE_MAX_MS), []).append(message)
+        changed = [self._change_messages(own, interval_ms, counted) for interval_ms, own in by_interval.items()]
+        return list(chain.from_iterable(changed))
+
+    def _change_messages(
+        self, messages: Iterable[ReceivedMessage], invisible_ms: int, counted: bool
+    ) -> list[ReceivedMessage]:
         groups: dict[Receipt, list[ReceivedMessage]] = {}
         for message in messages:
             groups.setdefault(require_received(message)._receipt, []).append(message)

@@ -38,7 +38,7 @@ class Receipt:
     number of deliveries of its messages.
 
     `whole`: the number of messages in the lease; 0 if unknown. An acknowledgement of this many messages covers the
-    whole lease.
+    whole lease. `retry_intervals_s`: as in the group's settings; empty if unknown.
     """
 
     topic: str
@@ -50,6 +50,7 @@ class Receipt:
     attempts: int = 1
     ordered: bool = False
     whole: int = 0
+    retry_intervals_s: tuple[float, ...] = ()
 
     @property
     def lease_id(self) -> LeaseId:
@@ -70,7 +71,8 @@ class Receipt:
     def moved(self, new: LeasedRange) -> Receipt:
         """Return the receipt of the lease `new`, to which the broker moved messages of this lease."""
         places = (self.topic, self.broker_name, self.queue_id)
-        return Receipt(*places, new.start, new.pop_ms, new.invisible_ms, new.attempts, self.ordered)
+        lease = (new.start, new.pop_ms, new.invisible_ms, new.attempts)
+        return Receipt(*places, *lease, self.ordered, retry_intervals_s=self.retry_intervals_s)
 
 
 def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:

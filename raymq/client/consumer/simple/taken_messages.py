@@ -72,8 +72,7 @@ class MessageTaker:
                 CLIENT_FIGURES.delivered(given.topic, self._group, stored_ms, len(found.messages), found.size_bytes)
             if found.end < given.start + given.count:
                 unread.append(_part(given, found.end))
-            ordered = given.topic in answer.ordered_topics
-            messages += self._take(name, given, found, answer.retry_max_times, ordered)
+            messages += self._take(name, given, found, answer)
         if unread:
             self._call(name, "change_invisible", self._group, unread, 0, False)
         if answer.ordered_topics and len(answer.ranges) > 1:
@@ -81,15 +80,15 @@ class MessageTaker:
         return messages
 
     def _take(
-        self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int, ordered: bool
+        self, name: str, given: LeasedRange, found: LeasedMessages, answer: ReceiveAnswer
     ) -> list[ReceivedMessage]:
         """From one leased range, return the messages that the program receives. All other messages of the range are
         acknowledged, sent to the dead letters, or left for redelivery."""
-        messages = found.messages
+        messages, retry_max_times = found.messages, answer.retry_max_times
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
         handed_out = given.count - int(given.without, 16).bit_count()
         whole = len(messages) if len(messages) == handed_out else 0
-        receipt = Receipt(*places, ordered, whole)
+        receipt = Receipt(*places, given.topic in answer.ordered_topics, whole, answer.retry_intervals_s)
         result = received(self._names.shown_messages(messages), receipt)
         # If the lease is of the retry topic, a message may have had too many attempts although the lease counts only a
         # few. The message's record also counts the attempts before the message was sent to the retry topic.

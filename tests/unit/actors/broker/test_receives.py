@@ -169,11 +169,14 @@ def test_a_receive_that_does_not_choose_its_mode_gets_it_from_the_group_or_the_t
     if fifo:
         attributes = {"message.type": "FIFO"}
         broker.log.change(lambda state: state.decide_topic_update("orders", None, None, None, "", attributes))
-    broker.log.change(lambda state: state.decide_group_config(GroupConfig("g", ordered=of_group)))
+    broker.log.change(
+        lambda state: state.decide_group_config(GroupConfig("g", ordered=of_group, retry_intervals_s=(5,)))
+    )
     broker.send(4)
     expected = fifo if of_group is None else of_group
     first = broker.receive(2).result(WAIT_S)
     assert spans(first) == [(0, 2)]
+    assert first.retry_intervals_s == (5.0,)
     assert first.ordered_topics == (("orders", "%RETRY%g") if of_group else ("orders",) if expected else ())
     assert spans(broker.receive(1).result(WAIT_S)) == ([] if expected else [(2, 1)])
     chosen = broker.receive(1, ordered=False).result(WAIT_S)

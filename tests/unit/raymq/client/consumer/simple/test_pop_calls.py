@@ -4,6 +4,7 @@ texts."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,10 @@ from actors.core.pop.settle import SettleDecision, decide_ack, decide_extend, de
 from raymq.client.consumer.simple import taken_messages
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
 from raymq.client.consumer.simple.pop_calls import PopCalls
-from raymq.client.consumer.simple.received_message import Receipt
+from raymq.client.consumer.simple.received_message import Receipt, parse_handle, received
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
-from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveRequest
+from raymq.common.protocol.pop import INVISIBLE_MAX_MS, LeasedRange, LeasePart, ReceiveRequest
 from raymq.common.protocol.store import QueueEnds
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import read_messages
@@ -153,6 +154,27 @@ def test_a_changed_handle_replaces_the_old_one_and_each_caller_gets_its_own(brok
     assert calls().change_invisible_handles(TOPIC, handles, 5_000) == [None, None, None]
     assert calls().ack_handles(TOPIC, handles) == 0, "the old receipts ended"
     assert calls().ack_handles(TOPIC, [first, third]) == 2
+
+
+@pytest.mark.parametrize(
+    ("attempts", "intervals_s", "expected_ms"),
+    [
+        *((1, (1.5, 30, 86_400), 1500), (2, (1.5, 30, 86_400), 30_000), (9, (1.5, 30), 30_000)),
+        *((3, (1.5, 30, 86_400), INVISIBLE_MAX_MS), (1, (), 10_000), (16, (), 7_200_000)),
+    ],
+)
+def test_a_message_without_a_time_waits_for_the_interval_of_its_attempt(
+    broker: FakeBroker, attempts: int, intervals_s: tuple[float, ...], expected_ms: int
+) -> None:
+    [handle, _] = broker.lease(2)
+    leased, _ = parse_handle(GROUP, TOPIC, handle)
+    located = stored([b"one", b"two"], {})
+    places = RecordPlaces.of(MessageQueue(TOPIC, BROKER, 5), located)
+    messages = read_messages(located.data, located.starts, broker_name=BROKER, places=places)
+    receipt = replace(leased, attempts=attempts, retry_intervals_s=intervals_s)
+    changed = calls().change_invisible(received(messages, receipt), None)
+    assert [message._receipt.invisible_ms for message in changed] == [expected_ms] * 2
+    assert {message._receipt.retry_intervals_s for message in changed} == {intervals_s}
 
 
 def test_an_extension_says_which_messages_are_still_leased_and_keeps_their_handles(broker: FakeBroker) -> None:

@@ -13,7 +13,7 @@ from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReade
 from raymq.client.consumer.simple.taken_messages import MessageTaker
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE
-from raymq.common.protocol.pop import LeasedRange
+from raymq.common.protocol.pop import LeasedRange, ReceiveAnswer
 from raymq.common.protocol.store import RepairState
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import find_unreadable, read_messages
@@ -57,7 +57,7 @@ def take(
     reader = LeaseReader(None, None)  # type: ignore[arg-type]  # not asked
     taker = MessageTaker("billing", reader, NO_NAMESPACE, lambda name, method, *args: calls.call(method, *args))
     given, found = leased(attempts)
-    return list(taker._take("broker-a", given, found, retry_max_times, ordered=False)), calls
+    return list(taker._take("broker-a", given, found, ReceiveAnswer((given,), retry_max_times))), calls
 
 
 def test_the_neighbours_are_delivered_and_the_unreadable_one_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
