@@ -32,6 +32,7 @@ from tests.bench import (
     produce,
     requests,
     scale as many,
+    scrub,
     spark,
     stores,
     trace,
@@ -43,7 +44,7 @@ from tests.bench.machine import touch_memory
 from tests.bench.peers import peer_versions, peers
 
 CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
-    groups lone-send memory trace spark""".split()
+    groups lone-send memory trace scrub spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis hiredis nats-py".split()
@@ -132,6 +133,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "receive": consume.receive,
         "spark": spark.spark,
         "trace": trace.trace,
+        "scrub": scrub.scrub,
         "filter": filters.filters,
     }
     if section in in_rounds:
