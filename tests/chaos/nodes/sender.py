@@ -10,6 +10,7 @@ file before the program continues.
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.support.history.history import HistoryFile, Sent
 from tests.support.history.workload import outcome_of
 
 PAUSE_EVERY = 50
+PAUSE_S = 0.02
+"""The pause after each PAUSE_EVERY messages. It leaves the processors to the cluster, and keeps histories short."""
 SEND_TIMEOUT_S = 30.0
 
 
@@ -47,6 +50,7 @@ def main(topic: str, producer_number: int, path: Path, send_timeout_s: float) ->
             futures = [begin(sent) for sent in run]
             for sent, future in zip(run, futures, strict=True):
                 journal.ended([outcome_of(sent, future)])
+            time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
