@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,7 @@ class FileMaps:
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
+        _all_maps[id(self)] = self
         self.on_failure: Callable[[OSError], None] | None = None
         """Callback that any thread calls when it finds that the disk cannot be read. It must not block. If it is None,
         `get` instead raises the OSError to its caller."""
@@ -120,23 +122,32 @@ class FileMaps:
         if at_random:
             mapped.madvise(mmap.MADV_RANDOM)
         data = np.frombuffer(mapped, np.uint8)
+        # Search the tables of all stores: a consumer maps nothing more of a former master, but has mapped its log.
+        for reference in _all_maps.valuerefs():
+            if (maps := reference()) is not None:
+                maps._drop_deleted()
         with self._lock:
             replaced = self._maps.pop(path, None)
             self._bytes += stat.st_size - (replaced.size if replaced is not None else 0)
             self._maps[path] = _Map(stat.st_dev, stat.st_ino, stat.st_size, data)
-            self._drop_deleted()
             while len(self._maps) > 1 and (self._bytes > self._max_bytes or len(self._maps) > self._max_files):
                 self._bytes -= self._maps.popitem(last=False)[1].size
         return data
 
     def _drop_deleted(self) -> None:
-        """Drop the memory maps of deleted files. No reader requests these files again, and a map keeps the file's disk
-        blocks in use."""
-        now_s = self._clock_s()
-        if now_s - self._swept_s >= SWEEP_INTERVAL_S:
-            self._swept_s = now_s
-            for path in [path for path in self._maps if not os.path.exists(path)]:
-                self._bytes -= self._maps.pop(path).size
+        """Drop this table's memory maps of deleted files. No reader requests these files again, and a map keeps the
+        file's disk blocks in use."""
+        with self._lock:
+            now_s = self._clock_s()
+            if now_s - self._swept_s >= SWEEP_INTERVAL_S:
+                self._swept_s = now_s
+                for path in [path for path in self._maps if not os.path.exists(path)]:
+                    self._bytes -= self._maps.pop(path).size
+
+
+_all_maps: WeakValueDictionary[int, FileMaps] = WeakValueDictionary()
+"""All tables of this process, by their ids. Each of its methods that is used here makes one step under Python's global
+lock, so no lock is needed, which a forked child could find locked."""
 
 
 class LogDirectory:

@@ -244,6 +244,21 @@ def test_the_map_of_a_deleted_file_goes_when_another_comes_a_second_later(tmp_pa
     maps.close()
 
 
+def test_the_map_of_a_deleted_file_goes_when_another_table_maps_a_file(tmp_path):
+    """A consumer has mapped the log of a former master, and maps only files of the new master from then on."""
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"x" * 100)
+    now_s = 0.0
+    former, present = (FileMaps(max_bytes=1 << 30, max_files=99, clock_s=lambda: now_s) for _ in range(2))
+    former.get(str(tmp_path / "a"))
+    (tmp_path / "a").unlink()
+    now_s = SWEEP_INTERVAL_S
+    present.get(str(tmp_path / "b"))
+    assert list(former._maps) == []
+    assert former._bytes == 0
+    assert len(present._maps) == 1
+
+
 def test_importing_storage_and_the_reader_loads_neither_ray_nor_pyarrow():
     modules = "storage.message_store, raymq.records.logfiles.log_reader"
     code = f"import sys, {modules}; print({{'ray', 'pyarrow', 'pandas'}} & set(sys.modules))"
