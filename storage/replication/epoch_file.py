@@ -62,7 +62,9 @@ def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
 
 def decode_epochs(text: bytes) -> list[EpochEntry]:
     """Decode the text of an epoch file. Raises ValueError if the text is damaged."""
-    count, crc, *lines = text.decode().splitlines()
+    count, crc, *lines, rest = text.decode().split("\n")
+    if rest:
+        raise ValueError("the last line does not end with a line feed")
     entries = [EpochEntry(*map(int, line.split("-"))) for line in lines]
     if len(entries) != int(count):
         raise ValueError(f"the file has {len(entries)} epochs, but its first line says {count}")

@@ -30,6 +30,16 @@ def test_fact_25_the_epoch_file():
     assert decode_epochs(b"1\n0\n7-5\n") == [(7, 5)]
 
 
+def test_each_flipped_bit_of_an_epoch_file_is_noticed() -> None:
+    """A line feed with a changed bit may still separate lines in Python: a vertical tab, a form feed, or U+001E."""
+    text = encode_epochs([EpochEntry(101, 0), EpochEntry(202, 1420), EpochEntry(303, 2840)])
+    for bit in range(8 * len(text)):
+        damaged = bytearray(text)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"\S"):
+            decode_epochs(bytes(damaged))
+
+
 COPIES = (EPOCH_FILE, f"{EPOCH_FILE}.bak", f"config/{EPOCHS_FILE}", f"config/{EPOCHS_FILE}.bak")
 
 
