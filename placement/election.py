@@ -356,7 +356,7 @@ class GroupControl:
         moving = self._hand_over(state, alive, now_s)
         if moving:
             return moving
-        altered = self._alter(state, record) or self._change_members(record, alive, now_s)
+        altered = self._alter(state, record, now_s) or self._change_members(record, alive, now_s)
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
@@ -380,14 +380,19 @@ class GroupControl:
             return MasterView.RESTARTED
         return MasterView.NOT_LEADING
 
-    def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
+    def _alter(self, state: ReplicaState, record: Record, now_s: float) -> list[Record]:
         """Return the group's new journal record, if the master proposes a change of the sync-state set. Returns an
         empty list if the master proposes nothing.
 
-        A proposal that is based on an outdated set is ignored. For any other proposal the new record gets the proposed
-        set, with a new version, so that the master sees that its proposal was processed. Replicas that must not be
-        members are removed from the set.
+        A proposal that is based on an outdated set is ignored, and so is a proposal in a report that was requested more
+        than `dead_after_s` ago: the master's process may have ended since, and its log may have lost its end. A running
+        master proposes again in its next report.
+
+        For any other proposal the new record gets the proposed set, with a new version, so that the master sees that
+        its proposal was processed. Replicas that must not be members are removed from the set.
         """
+        if self._accounts[state.replica].asked_s < now_s - self.rules.dead_after_s:
+            return []
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
             return []

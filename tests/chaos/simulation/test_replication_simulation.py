@@ -55,6 +55,13 @@ def test_a_lost_journal_does_not_revive_an_annulled_election(seed):
     assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=ALL_FAULTS).checks.faults == []
 
 
+def test_a_late_report_does_not_make_its_replica_the_only_member_of_the_set():
+    """In this seed a master proposed to be the only member, its process ended, and its log lost its end. Then the
+    report with the proposal arrived."""
+    seed = 4103
+    assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
+
+
 TOGETHER_BUGS = (
     *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
     *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),

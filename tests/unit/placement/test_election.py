@@ -313,6 +313,18 @@ def test_a_question_based_on_an_outdated_set_is_not_heeded(led):
     assert led.control.record.sync_state_set == now
 
 
+def test_a_question_in_a_late_report_is_not_heeded(led):
+    """Its process may have ended since, and its log may have lost its end. The set would then be this replica alone."""
+    before = led.control.record.sync_state_set
+    proposal = SyncStateSet(6, before.version, {0: "store-0"})
+    for late_s, members in ((0.1, {0, 1, 2}), (-0.1, {0})):
+        led.now_s += 0.1
+        late = replace(led.states[0], proposal=proposal, clock_s=led.now_s)
+        led.control.note_account(late, led.now_s, led.now_s - RULES.dead_after_s - late_s)
+        led.control.tick(led.now_s)
+        assert led.control.record.sync_state_set.members == members
+
+
 def test_a_replica_that_may_not_be_in_the_set_is_left_out_of_a_newer_one():
     world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)), learners=frozenset({2}))
     world.step()
