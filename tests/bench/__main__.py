@@ -27,7 +27,6 @@ from rich.console import Console
 
 from tests.bench import (
     copies,
-    delay,
     memory,
     produce,
     requests,
@@ -38,7 +37,7 @@ from tests.bench import (
     trace,
 )
 from tests.bench.cluster import embedded
-from tests.bench.consuming import consume, filters
+from tests.bench.consuming import consume, delay, filters
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peer_versions, peers

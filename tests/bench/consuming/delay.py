@@ -59,7 +59,7 @@ def _redis(peer: Any, seconds: float) -> list[float]:
     total, times, group = int(PER_S * seconds), list[float](), f"delay-{next(_groups)}"
     client = peer.connect()
     client.xgroup_create("delay", group, "$", mkstream=True)
-    pacer = subprocess.Popen([sys.executable, "-m", "tests.bench.delay", peer.socket, str(seconds)])
+    pacer = subprocess.Popen([sys.executable, "-m", "tests.bench.consuming.delay", peer.socket, str(seconds)])
     while len(times) < total:
         entries = client.xreadgroup(group, "reader", {"delay": ">"}, count=500, block=5000)
         now_ns = time.time_ns()
