@@ -68,7 +68,7 @@ def run(mq: raymq.Client, scenario: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("namespace", ["", "team-a"])
+@pytest.mark.parametrize("namespace", ["", "gateway-team"])
 def test_messages_are_sent_received_and_settled(mq: raymq.Client, namespace: str) -> None:
     prefix = f"{namespace}%" if namespace else ""
     mq.admin.create_topic(f"{prefix}gateway-orders", queues=4)
