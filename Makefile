@@ -7,7 +7,6 @@ TESTS := tests/unit tests/component tests/property tests/console tests/integrati
 PYTEST := $(BIN)/python -m pytest --durations 10
 # tests/conftest.py says which worker runs what
 TWO_WORKERS := --numprocesses 2 --dist loadscope
-THREE_WORKERS := --numprocesses 3 --dist loadscope
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test test-pythons chaos durations unit compiled check docs bench soak pictures lock release clean
@@ -28,7 +27,7 @@ test-pythons: $(INSTALLED)
 # The tests of faults in tests/chaos, and the tests elsewhere with the mark `long`.
 LONG = $(shell grep --recursive --files-with-matches --include="test_*.py" "pytest.mark.long" $(TESTS))
 chaos: compiled
-	$(PYTEST) $(THREE_WORKERS) -m long tests/chaos $(LONG)
+	$(PYTEST) $(TWO_WORKERS) -m long tests/chaos $(LONG)
 
 # How long each scope of tests takes, into tests/durations.json, by which make test and make chaos order them.
 durations: compiled

@@ -164,18 +164,13 @@ def group_of_scope(scope: str) -> str:
     return scope if scope == "nodes" else group_of(TESTS / scope)
 
 
-GROUPS_BY_WORKER = ("ray", "", "nodes"), ("", "nodes", "ray"), ("nodes", "ray", "")
-"""The order in which the first, the second and each further worker runs the groups of tests (see `group_of`)."""
-
-
 class RayApart(LoadScopeScheduling):
     """A scheduler of pytest-xdist that separates tests on Ray from tests without Ray.
 
-    The first worker runs the tests on one Ray node, cluster by cluster. The second worker runs the tests without Ray,
-    file by file. Further workers run the tests with several nodes, and then tests on one Ray node. A worker that has
-    finished its own kind of tests runs tests of the other kinds. Tests on Ray mostly wait, so two workers on Ray and
-    one without Ray fill two cores. Each worker runs the scopes (sets of tests) with the longest recorded time first, so
-    that all workers end at about the same time.
+    With two workers, the first runs the tests on one Ray node, cluster by cluster. The second runs the tests without
+    Ray, file by file, and afterwards the tests with several nodes. Tests on Ray mostly wait, so the two workers fill
+    two cores. A worker that has finished its own kind of tests runs tests of the other kind. Each worker runs the
+    scopes (sets of tests) with the longest recorded time first, so that both workers end at about the same time.
 
     The scheduler does not use pytest-xdist's marks for groups, because pytest-xdist does not see these marks with
     pytest 9.2.
@@ -189,7 +184,7 @@ class RayApart(LoadScopeScheduling):
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        order = GROUPS_BY_WORKER[min(self.nodes.index(node), len(GROUPS_BY_WORKER) - 1)]
+        order = ("ray", "", "nodes") if node is self.nodes[0] else ("", "nodes", "ray")
         self.workqueue.move_to_end(next_scope(self.workqueue, order, self._seconds), last=False)
         super()._assign_work_unit(node)
 

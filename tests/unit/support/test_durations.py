@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import durations
-from tests.conftest import GROUPS_BY_WORKER, next_scope, scope_of
+from tests.conftest import next_scope, scope_of
 from tests.durations import DurationRecorder, recorded_seconds
 
 RAY, SPARK, HOOKS = "integration/programs/test_guide.py", "spark", "integration/servers/test_hooks.py"
@@ -28,11 +28,6 @@ def test_a_worker_takes_the_longest_of_its_own_scopes_and_then_of_the_others() -
         left.remove(taken[-1])
     assert taken == [SPARK, RAY, HOOKS, DOCS, NEW, "nodes"]
     assert next_scope(taken, ("", "nodes", "ray"), seconds) == DOCS
-
-
-def test_three_workers_begin_with_different_groups_and_each_worker_runs_all_groups_at_last() -> None:
-    assert [order[0] for order in GROUPS_BY_WORKER] == ["ray", "", "nodes"]
-    assert {frozenset(order) for order in GROUPS_BY_WORKER} == {frozenset({"ray", "", "nodes"})}
 
 
 def test_a_scope_is_a_shared_cluster_or_a_file() -> None:
