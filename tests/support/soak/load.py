@@ -14,8 +14,13 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError
 
+from tests.support.soak import audit, clients, number_set
 from tests.support.soak.audit import Audit
 from tests.support.soak.clients import LoadConsumer, LoadProducer, SendReport
+
+# Ray's workers cannot import the tests, so Ray sends them the code of the producers and consumers.
+for _module in (audit, clients, number_set):
+    ray.cloudpickle.register_pickle_by_value(_module)
 
 CALL_TIMEOUT_S: Final = 120.0
 COLLECT_S: Final = 0.5
