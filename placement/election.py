@@ -391,7 +391,7 @@ class GroupControl:
         For any other proposal the new record gets the proposed set, with a new version, so that the master sees that
         its proposal was processed. Replicas that must not be members are removed from the set.
         """
-        if self._accounts[state.replica].asked_s < now_s - self.rules.dead_after_s:
+        if not self._is_timely(state.replica, now_s):
             return []
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
@@ -412,11 +412,8 @@ class GroupControl:
             return []
         if self.members.version != self._step_version:
             self._step_version, self._step_since_s = self.members.version, now_s
-        asked_s = self._accounts[record.master].asked_s
-        if (
-            step.members.removed > self.members.removed
-            and not self._step_since_s <= asked_s >= now_s - self.rules.dead_after_s
-        ):
+        is_current = self._accounts[record.master].asked_s >= self._step_since_s
+        if step.members.removed > self.members.removed and not (is_current and self._is_timely(record.master, now_s)):
             # An older report may come from a process that has ended, or that had not found the damage of its log yet.
             self.change_waits = f"a replica leaves after the next report of replica {record.master}, which leads"
             return []
@@ -424,6 +421,11 @@ class GroupControl:
         stores = now if step.stores == now.stores else SyncStateSet(now.epoch, now.version + 1, step.stores)
         self.record = replace(record, sync_state_set=stores, members=step.members)
         return [self.record]
+
+    def _is_timely(self, replica: int, now_s: float) -> bool:
+        """Return True if the replica's newest report was requested at most `dead_after_s` ago. The process that sent an
+        older report may have ended."""
+        return self._accounts[replica].asked_s >= now_s - self.rules.dead_after_s
 
     def _hand_over(self, state: ReplicaState, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
         record, to = self.record, self._designated

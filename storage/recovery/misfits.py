@@ -385,10 +385,12 @@ class Misfits:
         while count < len(self._found) < CHANGED_RECORDS_MAX:
             count = len(self._found)
             for index, place in doubtful.items():
+                if index in self._found:
+                    continue
                 # A gap between two records may be the place of a doubtful record, as of unreadable bytes.
                 others = [one for one in doubtful if one != index and one not in self._found]
                 self._unknown = sorted([*unknown, *(self._claims[one].physical_offset for one in others)])
-                if index not in self._found and self._allows(index, place):
+                if self._allows(index, place):
                     self._move(index, place)
         self._unknown = unknown
 
