@@ -17,8 +17,8 @@ from raymq.client.consumer.pull_once import (
     PULL_MAX_MESSAGES,
     PULL_MAX_WAIT_S,
     damage_found,
-    damage_in,
     pull_messages,
+    read_checked,
     read_fetched,
     stored_times,
 )
@@ -280,8 +280,9 @@ class TailAdmin(AdminBase):
                 following[queue] = result.max_offset
                 if positions is not None:
                     start = positions.get(queue, -1)
-                    waits_at = self._first_in_repair(queue, damage_in(result, queue, start))
-                    arrived = [one.message for one in read_fetched(result.records, queue, start, result.next_offset)]
+                    checked, damaged = read_checked(result, queue, start)
+                    waits_at = self._first_in_repair(queue, damaged)
+                    arrived = [one.message for one in checked]
                     if waits_at is None:
                         skipped += result.max_offset - result.next_offset
                     else:

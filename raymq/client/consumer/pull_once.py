@@ -60,7 +60,7 @@ def pull_messages(
     [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
-    found, damaged = _read_checked(result, queue, offset)
+    found, damaged = read_checked(result, queue, offset)
     if damaged and on_damage is not None:
         on_damage(damaged)
     elif damaged:
@@ -70,9 +70,18 @@ def pull_messages(
     return PullResult(result.status, wanted, result.next_offset, result.min_offset, result.max_offset)
 
 
+def read_checked(result: FetchResult, queue: MessageQueue, offset: int) -> tuple[list[FetchedRecord], list[int]]:
+    """Decode the messages of a fetch from `offset`. Also returns the queue offsets of the damaged ones."""
+    errors: list[BodyUnreadableError] = []
+    found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
+    damaged = {error.queue_offset for error in errors if is_damage(error)}
+    damaged.update(one.message.queue_offset for one in found if one.message.record_damaged)
+    return found, sorted(damaged - {-1})
+
+
 def damage_in(result: FetchResult, queue: MessageQueue, offset: int) -> list[int]:
     """Return the queue offsets of the damaged records in the result of a fetch of `queue` from `offset`."""
-    return _read_checked(result, queue, offset)[1] if result.count else []
+    return read_checked(result, queue, offset)[1] if result.count else []
 
 
 def damage_found(result: QueryResult) -> list[int]:
@@ -80,15 +89,6 @@ def damage_found(result: QueryResult) -> list[int]:
     errors: list[BodyUnreadableError] = []
     read_fetched(result.records, MessageQueue("", "", -1), on_unreadable=errors.append)
     return [*result.damaged, *(error.physical_offset for error in errors if is_damage(error))]
-
-
-def _read_checked(result: FetchResult, queue: MessageQueue, offset: int) -> tuple[list[FetchedRecord], list[int]]:
-    """Decode the messages of a fetch from `offset`. Also returns the queue offsets of the damaged ones."""
-    errors: list[BodyUnreadableError] = []
-    found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
-    damaged = {error.queue_offset for error in errors if is_damage(error)}
-    damaged.update(one.message.queue_offset for one in found if one.message.record_damaged)
-    return found, sorted(damaged - {-1})
 
 
 def _report(storage: StorageClient, queue: MessageQueue, offsets: Sequence[int]) -> None:
