@@ -67,12 +67,17 @@ def payer_class() -> Any:
             mq = raymq.connect()
             self._payers = mq.transaction_producer("payers", check=self._check, check_threads=4)
             self._strangers = mq.transaction_producer("strangers", check=lambda message: None)
-            for _ in range(threads):
-                threading.Thread(target=self._work, daemon=True).start()
+            self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+            for thread in self._threads:
+                thread.start()
 
         def ping(self) -> int:
             """Return the actor's process id."""
             return os.getpid()
+
+        def working(self) -> int:
+            """Return the number of threads that still run transactions."""
+            return sum(thread.is_alive() for thread in self._threads)
 
         def _execute(self, statement: str, *values: Any) -> list[Any]:
             connection = sqlite3.connect(self._database, timeout=60)
@@ -157,6 +162,11 @@ def make_database(path: Path) -> None:
     connection.close()
 
 
+def working(payers: list[Any]) -> int:
+    """Return the number of threads, in all producers, that still run transactions."""
+    return sum(ray.get([payer.working.remote() for payer in payers], timeout=120))
+
+
 def visible(mq: raymq.Client, topic: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for entry in mq.admin.describe_topic(topic):
@@ -194,6 +204,9 @@ def test_only_committed_messages_become_visible_and_each_once(
             storm.stop()
             print("faults", *storm.faults, f"{begun(database)} transactions", sep="\n  ")
         close(database)
+        # A thread ends after the transaction that it has begun. Until then it can still store a half message, which the
+        # counts and reads below would miss.
+        eventually(lambda: working(payers) == 0, "the last transaction of each thread has ended", SETTLED_S)
         eventually(lambda: open_ones(mq) == 0, "each transaction has its outcome", SETTLED_S)
         found = visible(mq, topic)
         eventually(lambda: reader.failed or len(reader.seen) >= found.total(), "all at the reader", SETTLED_S)
