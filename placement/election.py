@@ -24,7 +24,8 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 
 The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, or if a replica has
 stored a newer sync-state set than the journal has, the record is rebuilt from the replicas' reports. That waits for all
-reports, because a missing replica may have seen a newer epoch. With `unclean` it waits for `grace_s` at most.
+reports, because a missing replica may have seen a newer epoch. With `unclean` it waits for `grace_s` at most. It also
+waits until every lease that the lost decisions may have granted is over.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class GroupControl:
     preferred master. `learners`: replicas that never lead. `planned_min_in_sync`: min_in_sync_replicas of raymq.yaml,
     which counts until the group gets another minimum. `in_sync_replicas`: the number of copies that a message needs.
     `running`: the replicas that had a storage actor when the Controller started. Without a journal they may belong to
-    the group, too.
+    the group, too. `lost_leases_until_s`: the time, by the Controller's clock, at which the leases of lost decisions
+    are over. None means the time of a lease after the Controller finds that its journal is lost.
     """
 
     group: str
@@ -166,6 +168,7 @@ class GroupControl:
     planned_min_in_sync: int = 1
     in_sync_replicas: int = 1
     running: frozenset[int] = frozenset()
+    lost_leases_until_s: float | None = None
     record: Record | None = None
     reason: str = "no replica has reported yet"
     """The reason why the group has no master now; empty if the group has a master."""
@@ -577,7 +580,13 @@ class GroupControl:
     def _recover(self, alive: dict[int, ReplicaState], now_s: float) -> None:
         """Rebuild the broker group's record (the Controller's last decision) from the replicas' reports, if the journal
         has no record or an outdated one. Waits until every replica has reported; with `unclean` for `grace_s` at
-        most."""
+        most. If a replica has stored a sync-state set, the group has had a master. Then only reports count that were
+        requested after the end of every lease.
+
+        An order of a lost decision may still be on its way. The replica that gets the order leads until its lease ends,
+        and may store a set with itself alone. A later report of the replica has this set."""
+        if self.lost_leases_until_s is None:
+            self.lost_leases_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
         # A replica that left the group, or has just joined it, may not have received the newest members. So wait for
         # each replica that runs, unless the newest members say that it has left.
         missing = (self.replicas | self.running - self.members.removed) - self.reporting(now_s)
@@ -593,6 +602,10 @@ class GroupControl:
             if not alive or not self.rules.unclean or now_s - self._due_since_s < self.rules.grace_s:
                 return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
+        leased_until_s = max(self.lost_leases_until_s, self._lease_until_s)
+        if sets and min(self._accounts[replica].asked_s for replica in alive) < leased_until_s:
+            self.reason = "the Controller's journal is lost, and a replica may still hold the lease of a lost decision"
+            return
         # The lost journal may have contained a newer epoch, and a replica may still receive the order to lead in it.
         # Skip some epochs, so that the new epoch is larger than any epoch of the lost journal. A replica that has not
         # executed an order since its start may have stored a set of a later epoch than the epoch that it reports.

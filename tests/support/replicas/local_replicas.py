@@ -93,7 +93,8 @@ class LocalReplicas:
         self.names = frozenset(range(replicas))
         fixed_master = FIXED_MASTER if self.rules.fixed_roles else None
         control_rules = ControlRules(dead_after_s=dead_after_s, lease_s=self.rules.lease_s, fixed_master=fixed_master)
-        self.control_state = GroupControl(GROUP, self.names, control_rules)
+        # The replicas have just been opened, so none of them holds a lease of a lost decision.
+        self.control_state = GroupControl(GROUP, self.names, control_rules, lost_leases_until_s=0.0)
         self.journal: list[Record] = []
         self._stopping = threading.Event()
         self._copying = {name: threading.Lock() for name in self.names}
