@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raymq.common.delay import TIMER_RECALL_QUEUE, TIMER_ROLL_QUEUE, TIMER_TOPIC
 from raymq.common.names import SCHEDULE_TOPIC
-from raymq.common.protocol.store import DelayedInStore
+from raymq.common.protocol.store import DelayedInStore, QueuePosition
 from storage.dispatch.delivery_progress import Source, SourceProgress
 from storage.schedule.delay_queues import DelayQueueBounds
 
@@ -73,10 +73,17 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
         first = wanted[np.argsort(times[wanted], kind="stable")[: limit + 1]]
         listed += [(time, source, at) for time, at in zip(times[first].tolist(), offsets[first].tolist(), strict=True)]
     listed.sort()
-    due, records, all_read = _read(queues, listed[:limit])
-    complete = complete and all_read and len(listed) <= limit
-    sizes = tuple(map(len, records))
-    return DelayedInStore(levels, tuple(hours.tolist()), max(late_ms, 0), due, b"".join(records), complete, sizes)
+    due, positions, records, all_read = _read(queues, listed[:limit])
+    return DelayedInStore(
+        levels,
+        tuple(hours.tolist()),
+        max(late_ms, 0),
+        tuple(due),
+        tuple(positions),
+        b"".join(records),
+        tuple(map(len, records)),
+        complete and all_read and len(listed) <= limit,
+    )
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) -> tuple[Ints, Ints, bool]:
@@ -103,10 +110,12 @@ def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) ->
     return times, offsets, end == held.end
 
 
-def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
+def _read(
+    queues: DelayQueues, listed: list[tuple[int, Source, int]]
+) -> tuple[list[int], list[QueuePosition], list[bytes], bool]:
     """Read the records of delayed messages. `listed`: each message's due time, delay queue and queue offset. Returns
-    the due times, the records and a flag. The flag is False if records were left out because of the size limit
-    (WAITING_RECORD_BYTES)."""
+    the due times, the positions, the records and a flag. The flag is False if records were left out because of the size
+    limit (WAITING_RECORD_BYTES)."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
         by_source.setdefault(source, []).append(at)
@@ -116,6 +125,7 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
         for at, record in zip(offsets, queues.read_records(source, offsets), strict=True)
     }
     due: list[int] = []
+    positions: list[QueuePosition] = []
     records: list[bytes] = []
     size = 0
     for time, source, at in listed:
@@ -125,8 +135,9 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
             # it
             continue
         if size >= WAITING_RECORD_BYTES:
-            return tuple(due), records, False
+            return due, positions, records, False
         due.append(time)
+        positions.append(QueuePosition(*source, at))
         records.append(bytes(record))
         size += len(record)
-    return tuple(due), records, True
+    return due, positions, records, True

@@ -116,11 +116,19 @@ class FetchedRecord(NamedTuple):
 _FIRST: Final = np.zeros(1, np.int64)
 
 
-def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
+def read_alone(
+    record: bytes, queue: MessageQueue, queue_offset: int = -1, *, on_unreadable: OnUnreadable = ignore
+) -> MessageExt:
     """Decode the message of one record of `queue`, damaged or not. The body is decompressed at each access. A queue id
-    of -1 means that the record may be in any queue."""
+    of -1 means that the record may be in any queue. A `queue_offset` of -1 is unknown. `on_unreadable` gets the error
+    of a message that is found unreadable here."""
     [message] = read_messages(
-        record, _FIRST, broker_name=queue.broker_name, places=RecordPlaces(queue), keeps_bodies=False
+        record,
+        _FIRST,
+        broker_name=queue.broker_name,
+        places=RecordPlaces(queue, None if queue_offset < 0 else np.array([queue_offset])),
+        on_unreadable=on_unreadable,
+        keeps_bodies=False,
     )
     return message
 

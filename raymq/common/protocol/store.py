@@ -442,16 +442,17 @@ class DelayedInStore:
     """The delayed messages that wait in one store.
 
     `levels`: number of messages by level; messages with a delivery time count under "deliver_at". `hours`: number of
-    messages that become due in each of the next 24 hours, without the messages in the roll queue. `due_ms` and
-    `records`: the delivery times and records of the first messages that are due in the requested period, sorted by
-    time. The records follow one another, and `sizes` are their lengths. `complete`: True if no further messages are due
-    in the period, and no queue was too long to be read.
+    messages that become due in each of the next 24 hours, without the messages in the roll queue. `due_ms`,
+    `positions` and `records`: the delivery times, the positions in the delay queues, and the records of the first
+    messages that are due in the requested period, sorted by time. The records follow one another, and `sizes` are their
+    lengths. `complete`: True if no further messages are due in the period, and no queue was too long to be read.
     """
 
     levels: dict[str, int]
     hours: tuple[int, ...]
     late_ms: int
     due_ms: tuple[int, ...]
+    positions: tuple[QueuePosition, ...]
     records: bytes
+    sizes: tuple[int, ...]
     complete: bool
-    sizes: tuple[int, ...] = ()

@@ -147,12 +147,16 @@ def track(admin: Admin, topic_name: str, message_id: str) -> CommandResult:
 def delayed(admin: Admin, begin_ms: int, end_ms: int | None, limit: int) -> CommandResult:
     """Show the delayed messages: counts by level, and the messages that are due next.
 
-    Example: raymq delayed --to +1h
+    The error of a message is the reason why it cannot be read. Example: raymq delayed --to +1h
     """
     times = (begin_ms,) if end_ms is None else (begin_ms, end_ms)
     found = admin.delayed(*times, limit=limit)
-    rows = [[iso(one.due_ms), one.topic, one.level, one.message.message_id] for one in found.next_due]
-    due = Table(["due", "topic", "level", "message_id"], rows)
+    rows = [
+        [iso(one.due_ms), one.topic, one.level, one.message.message_id, error and str(error)]
+        for one in found.next_due
+        for error in [one.message.body_error]
+    ]
+    due = Table(["due", "topic", "level", "message_id", "error"], rows)
     return CommandResult(
         {
             "levels": found.levels,

@@ -71,4 +71,5 @@ def test_waiting_messages_are_counted_and_the_first_are_listed(queues, begin_h, 
     wanted = sorted(one for one in left if begin_ms <= one[0] < end_ms)
     assert list(answer.due_ms) == [NOW_MS + time for time, _, _ in wanted[:limit]]
     assert answer.records.decode() == "".join(f"{source[1]}:{at};" for _, source, at in wanted[:limit])
+    assert list(answer.positions) == [(*source, at) for _, source, at in wanted[:limit]]
     assert answer.complete is (len(wanted) <= limit)
