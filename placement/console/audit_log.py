@@ -16,11 +16,12 @@ from typing import Final
 
 from raymq.client.admin.browse import Span, read_cursor, read_page
 from raymq.client.client import Client
+from raymq.client.consumer.pull_once import CheckedFetch, read_checked
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue, SystemMessage
 from raymq.common.names import SYSTEM_PREFIX
 from raymq.common.protocol.route import MASTER_ID
-from raymq.common.protocol.store import FetchRequest, FetchResult
+from raymq.common.protocol.store import FetchRequest
 from raymq.records.format.encode import ProducerSequence, encode_batch
 from raymq.remoting.storage_client import StorageClient
 from raymq.tools.console.cluster import AuditEntry, AuditPage
@@ -79,12 +80,13 @@ class AuditLog:
             spans.append(Span(MessageQueue(AUDIT_TOPIC, name, 0), bounds.min_offset, bounds.max_offset))
         return spans
 
-    def _fetch(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
-        results = []
+    def _fetch(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[CheckedFetch]:
+        fetches = []
         for queue, offset, count in wanted:
             request = FetchRequest(AUDIT_TOPIC, 0, offset, count)
-            results += self._storage(queue.broker_name).fetch([request], _READ_BYTES, 0.0, AUDIT_CALL_TIMEOUT_S)
-        return results
+            [result] = self._storage(queue.broker_name).fetch([request], _READ_BYTES, 0.0, AUDIT_CALL_TIMEOUT_S)
+            fetches.append(read_checked(result, queue, offset))
+        return fetches
 
     def _storage(self, broker_name: str) -> StorageClient:
         data = self._client.admin.brokers().get(broker_name)

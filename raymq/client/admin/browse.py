@@ -26,17 +26,17 @@ from typing import Final, NamedTuple
 
 from raymq.client.admin.messages import MessageAdmin
 from raymq.client.consumer.pull_once import (
+    CheckedFetch,
     FetchedRecord,
-    damage_in,
     has_text,
     is_wanted,
-    read_fetched,
+    read_checked,
     stored_times,
 )
 from raymq.client.consumer.repair_wait import read_repaired
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
-from raymq.common.message import MessageExt, MessageQueue, PullStatus, checked_queue
+from raymq.common.message import MessageExt, MessageQueue, checked_queue
 from raymq.common.names import check_topic
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, POINT_IN_TIME_MS, NumberRange, bounded, whole_number
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED, FetchRequest, FetchResult, QueueBounds
@@ -54,7 +54,7 @@ BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
 _AHEAD: Final = 32
 """Maximum number of records of one queue that one fetch reads."""
 
-Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[FetchResult]]
+Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[CheckedFetch]]
 """Function that reads several queues. Each argument is a queue, its first offset, and the maximum number of messages.
 The results are in the same order."""
 
@@ -124,10 +124,10 @@ class _Stream:
             self._window = self._read_from = max(self._begin, self._end - count)
         return self.queue, self._read_from, self._end - self._read_from
 
-    def take_in(self, result: FetchResult) -> None:
+    def take_in(self, fetched: CheckedFetch) -> None:
         """Buffer the messages that this queue's last fetch (see `request`) has returned."""
         start = self._begin if not self._newest_first else self._read_from
-        found = [] if result.status is PullStatus.OFFSET_ILLEGAL or not result.count else self._decode(result, start)
+        result, found = fetched.result, self._wanted(fetched.found, start)
         moved = result.next_offset > start
         following = min(result.next_offset, self._end)
         if not self._newest_first:
@@ -146,8 +146,8 @@ class _Stream:
             self._end = max(self._window, self._begin)
             self._window = self._read_from = -1
 
-    def _decode(self, result: FetchResult, start: int) -> list[_HeldMessage]:
-        found = read_fetched(result.records, self.queue, start, result.next_offset)
+    def _wanted(self, found: Sequence[FetchedRecord], start: int) -> list[_HeldMessage]:
+        """Keep the messages of a fetch from `start` that are before the end of the range."""
         times = stored_times([one.message for one in found])
         held = [_HeldMessage(*pair) for pair in zip(found, times, strict=True)]
         return [one for one in held if start <= one.queue_offset < self._end]
@@ -201,8 +201,8 @@ def read_page(
             truncated = True
             break
         if dry:
-            for stream, result in zip(dry, fetch([stream.request(ahead) for stream in dry]), strict=True):
-                stream.take_in(result)
+            for stream, fetched in zip(dry, fetch([stream.request(ahead) for stream in dry]), strict=True):
+                stream.take_in(fetched)
             continue
         following = _next(streams, newest_first=newest_first)
         if following is None:
@@ -357,16 +357,15 @@ class BrowseAdmin(MessageAdmin):
             found |= dict(zip(group, bounds, strict=True))
         return found
 
-    def _fetch_repaired(self, wanted: Sequence[tuple[MessageQueue, int, int]], deadline_s: float) -> list[FetchResult]:
+    def _fetch_repaired(self, wanted: Sequence[tuple[MessageQueue, int, int]], deadline_s: float) -> list[CheckedFetch]:
         """Read several queues, and wait until `deadline_s` (time.monotonic) for the repair of damaged messages."""
 
-        def damage_of(results: list[FetchResult]) -> dict[MessageQueue, list[int]]:
-            places = zip(wanted, results, strict=True)
-            return {queue: damage_in(result, queue, offset) for (queue, offset, _), result in places}
+        def damage_of(fetches: list[CheckedFetch]) -> dict[MessageQueue, list[int]]:
+            return {queue: one.damaged for (queue, _, _), one in zip(wanted, fetches, strict=True)}
 
         return read_repaired(lambda: self._fetch_queues(wanted), damage_of, self._repairs, deadline_s)
 
-    def _fetch_queues(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
+    def _fetch_queues(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[CheckedFetch]:
         """Read several queues, with one call for each broker group."""
         requests = {one: FetchRequest(one.topic, one.queue_id, offset, count) for one, offset, count in wanted}
         found: Mapping[MessageQueue, FetchResult] = {}
@@ -380,7 +379,7 @@ class BrowseAdmin(MessageAdmin):
                 partial(_ask_records, asked),
             )
             found = {**found, **dict(zip(group, results, strict=True))}
-        return [found[one] for one, _, _ in wanted]
+        return [read_checked(found[queue], queue, offset) for queue, offset, _ in wanted]
 
 
 def _ask_bounds(queues: Sequence[tuple[str, int]], storage: StorageClient, left_s: float) -> list[QueueBounds]:

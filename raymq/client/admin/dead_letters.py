@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from raymq.client.consumer.group_offsets import GroupOffsets
-from raymq.client.consumer.pull_once import FetchedRecord, damage_found, damage_in, read_fetched
+from raymq.client.consumer.pull_once import CheckedFetch, CheckedQuery, FetchedRecord, read_checked, read_query
 from raymq.client.consumer.repair_wait import read_repaired, wait_at_masters
 from raymq.common.closing import OfProcess
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
@@ -28,12 +28,11 @@ from raymq.common.message import (
     ConsumeFromWhere,
     MessageExt,
     MessageQueue,
-    PullStatus,
 )
 from raymq.common.names import check_group, dlq_topic, retry_topic
 from raymq.common.numbers import NOT_NEGATIVE, POSITIVE, RATE, bounded
 from raymq.common.protocol.group import OffsetCommit, StartOffsetQuery
-from raymq.common.protocol.store import PHYSICAL_QUEUE_ID, FetchRequest, FetchResult
+from raymq.common.protocol.store import PHYSICAL_QUEUE_ID, FetchRequest, QueryResult
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -207,15 +206,17 @@ class DeadLetters(OfProcess):
         if letter.replayed or letter.message.record_damaged:
             return letter
         message_id, topic = letter.message.message_id, retry_topic(self._group)
-        result = read_repaired(
-            lambda: self._call_storage(
-                queue, lambda storage, left_s: storage.query_by_unique_id(topic, message_id, left_s)
-            ),
-            lambda found: {MessageQueue(topic, queue.broker_name, PHYSICAL_QUEUE_ID): damage_found(found)},
-            self._repairs,
-        )
+        copied = MessageQueue(topic, queue.broker_name, PHYSICAL_QUEUE_ID)
+
+        def read() -> CheckedQuery:
+            def query(storage: StorageClient, left_s: float) -> QueryResult:
+                return storage.query_by_unique_id(topic, message_id, left_s)
+
+            return read_query(self._call_storage(queue, query), copied)
+
+        checked = read_repaired(read, lambda checked: {copied: checked.damaged}, self._repairs)
         died_ms = letter.message.store_timestamp_ms
-        copies = [one.message for one in read_fetched(result.records, MessageQueue("", queue.broker_name, -1))]
+        copies = [one.message for one in checked.found]
         replayed = any(copy.reconsume_times == 0 and copy.store_timestamp_ms >= died_ms for copy in copies)
         return replace(letter, replayed=replayed)
 
@@ -256,26 +257,24 @@ class DeadLetters(OfProcess):
         done = max(self._offsets.committed_offset(queue) or 0, bounds.min_offset)
         offset = max(bounds.min_offset if from_start else done, begin)
         while offset < bounds.max_offset:
-            result = self._fetch(queue, offset)
-            if result.status is PullStatus.OFFSET_ILLEGAL or not result.count:
-                if result.next_offset <= offset:
-                    return
-            else:
-                for one in read_fetched(result.records, queue, offset, result.next_offset):
-                    yield _found(one, queue, done)
+            result, found, _ = self._fetch(queue, offset)
+            if result.next_offset <= offset and not found:
+                return
+            for one in found:
+                yield _found(one, queue, done)
             offset = result.next_offset
 
-    def _fetch(self, queue: MessageQueue, offset: int) -> FetchResult:
+    def _fetch(self, queue: MessageQueue, offset: int) -> CheckedFetch:
         """Read dead letters of a queue from `offset` on. Waits a few seconds for the repair of damaged ones."""
         request = FetchRequest(queue.topic, queue.queue_id, offset, DEAD_LETTER_FETCH_MESSAGES)
 
-        def read() -> FetchResult:
+        def read() -> CheckedFetch:
             [result] = self._call_storage(
                 queue, lambda storage, left_s: storage.fetch([request], DEAD_LETTER_FETCH_MAX_BYTES, 0.0, left_s)
             )
-            return result
+            return read_checked(result, queue, offset)
 
-        return read_repaired(read, lambda result: {queue: damage_in(result, queue, offset)}, self._repairs)
+        return read_repaired(read, lambda checked: {queue: checked.damaged}, self._repairs)
 
     def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
         """Run `call` with the storage actor of the queue's master, and retry as `call_master` does."""

@@ -16,10 +16,11 @@ from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
 from raymq.client.consumer.pull_once import (
     PULL_MAX_MESSAGES,
     PULL_MAX_WAIT_S,
-    damage_found,
+    CheckedQuery,
     pull_messages,
     read_checked,
     read_fetched,
+    read_query,
     stored_times,
 )
 from raymq.client.consumer.repair_wait import read_repaired
@@ -132,8 +133,8 @@ class MessageAdmin(AdminBase):
         for name in route.brokers if broker_name is None else (broker_name,):
             storage = self._storages.get(route.master_storage(name))
             queue = MessageQueue(topic, name, PHYSICAL_QUEUE_ID)
-            result = self._find(queue, partial(_call_with_time_left, getattr(storage, method), (topic, *args)))
-            found = _messages_of(result, queue)
+            checked = self._find(queue, partial(_call_with_time_left, getattr(storage, method), (topic, *args)))
+            found = _messages_of(checked, queue)
             messages += zip(stored_times(found), found, strict=True)
         return messages
 
@@ -159,14 +160,14 @@ class MessageAdmin(AdminBase):
                 return messages
         return damaged
 
-    def _find(self, queue: MessageQueue, query: Callable[[float], QueryResult]) -> QueryResult:
+    def _find(self, queue: MessageQueue, query: Callable[[float], QueryResult]) -> CheckedQuery:
         """Run a query of a store, and wait a few seconds for the repair of damaged records that it finds. `queue`: the
         topic and the broker group."""
 
-        def read() -> QueryResult:
-            return persist_until(time.monotonic() + ADMIN_TIMEOUT_S, query)
+        def read() -> CheckedQuery:
+            return read_query(persist_until(time.monotonic() + ADMIN_TIMEOUT_S, query), queue)
 
-        return read_repaired(read, lambda result: {queue: damage_found(result)}, self._repairs)
+        return read_repaired(read, lambda checked: {queue: checked.damaged}, self._repairs)
 
     def _record_at(self, queue: MessageQueue, physical_offset: int) -> tuple[bytes, str]:
         """Return the record at a physical offset of a store, and the reason why it is damaged, empty if it is intact.
@@ -185,11 +186,11 @@ class MessageAdmin(AdminBase):
         return read_repaired(read, lambda found: {queue: [physical_offset] if found[1] else []}, self._repairs)
 
 
-def _messages_of(result: QueryResult, queue: MessageQueue) -> list[MessageExt]:
-    """Decode the messages that a store's query has found, including damaged messages, in the order in which they were
+def _messages_of(checked: CheckedQuery, queue: MessageQueue) -> list[MessageExt]:
+    """Return the messages that a store's query has found, including damaged messages, in the order in which they were
     stored."""
-    found = [one.message for one in read_fetched(result.records, queue)]
-    found += [_damaged(queue, physical_offset, "its record is damaged") for physical_offset in result.damaged]
+    found = [one.message for one in checked.found]
+    found += [_damaged(queue, physical_offset, "its record is damaged") for physical_offset in checked.result.damaged]
     return sorted(found, key=lambda message: message.physical_offset)
 
 
@@ -280,9 +281,9 @@ class TailAdmin(AdminBase):
                 following[queue] = result.max_offset
                 if positions is not None:
                     start = positions.get(queue, -1)
-                    checked, damaged = read_checked(result, queue, start)
-                    waits_at = self._first_in_repair(queue, damaged)
-                    arrived = [one.message for one in checked]
+                    checked = read_checked(result, queue, start)
+                    waits_at = self._first_in_repair(queue, checked.damaged)
+                    arrived = [one.message for one in checked.found]
                     if waits_at is None:
                         skipped += result.max_offset - result.next_offset
                     else:

@@ -60,35 +60,32 @@ def pull_messages(
     [result] = storage.fetch([request], PULL_MAX_BYTES, wait_s, PULL_CALL_TIMEOUT_S)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         raise OffsetOutOfRangeError(str(queue), offset, result.min_offset, result.max_offset)
-    found, damaged = read_checked(result, queue, offset)
-    if damaged and on_damage is not None:
-        on_damage(damaged)
-    elif damaged:
-        _report(storage, queue, damaged)
-    messages = [one.message for one in found]
+    checked = read_checked(result, queue, offset)
+    if checked.damaged and on_damage is not None:
+        on_damage(checked.damaged)
+    elif checked.damaged:
+        _report(storage, queue, checked.damaged)
+    messages = [one.message for one in checked.found]
     wanted = tuple(message for message in messages if is_wanted(message, subscription))
     return PullResult(result.status, wanted, result.next_offset, result.min_offset, result.max_offset)
 
 
-def read_checked(result: FetchResult, queue: MessageQueue, offset: int) -> tuple[list[FetchedRecord], list[int]]:
-    """Decode the messages of a fetch from `offset`. Also returns the queue offsets of the damaged ones."""
+def read_checked(result: FetchResult, queue: MessageQueue, offset: int) -> CheckedFetch:
+    """Decode the messages of a fetch of `queue` from `offset`, and find the damaged ones."""
     errors: list[BodyUnreadableError] = []
     found = read_fetched(result.records, queue, offset, result.next_offset, on_unreadable=errors.append)
     damaged = {error.queue_offset for error in errors if is_damage(error)}
     damaged.update(one.message.queue_offset for one in found if one.message.record_damaged)
-    return found, sorted(damaged - {-1})
+    return CheckedFetch(result, found, sorted(damaged - {-1}))
 
 
-def damage_in(result: FetchResult, queue: MessageQueue, offset: int) -> list[int]:
-    """Return the queue offsets of the damaged records in the result of a fetch of `queue` from `offset`."""
-    return read_checked(result, queue, offset)[1] if result.count else []
-
-
-def damage_found(result: QueryResult) -> list[int]:
-    """Return the physical offsets of the damaged records that a query has found."""
+def read_query(result: QueryResult, queue: MessageQueue) -> CheckedQuery:
+    """Decode the messages that a query has found, and find the damaged ones. `queue`: the topic and the broker group. A
+    topic of "" means that the records may be of any topic."""
     errors: list[BodyUnreadableError] = []
-    read_fetched(result.records, MessageQueue("", "", -1), on_unreadable=errors.append)
-    return [*result.damaged, *(error.physical_offset for error in errors if is_damage(error))]
+    found = read_fetched(result.records, queue, on_unreadable=errors.append)
+    damaged = [*result.damaged, *(error.physical_offset for error in errors if is_damage(error))]
+    return CheckedQuery(result, found, damaged)
 
 
 def _report(storage: StorageClient, queue: MessageQueue, offsets: Sequence[int]) -> None:
@@ -111,6 +108,23 @@ class FetchedRecord(NamedTuple):
         """Return the message decoded from a copy of its own record, so that it does not keep the whole fetch in memory.
         The body is not decompressed yet."""
         return self.message if self.message.record_damaged else read_alone(bytes(self.record), self.message.queue)
+
+
+class CheckedFetch(NamedTuple):
+    """The result of one fetch, its messages, and the queue offsets of the damaged ones."""
+
+    result: FetchResult
+    found: list[FetchedRecord]
+    damaged: list[int]
+
+
+class CheckedQuery(NamedTuple):
+    """The result of one query, its messages, and the physical offsets of the damaged records. A record that the store
+    could not parse has no message. An offset of -1 is unknown."""
+
+    result: QueryResult
+    found: list[FetchedRecord]
+    damaged: list[int]
 
 
 _FIRST: Final = np.zeros(1, np.int64)

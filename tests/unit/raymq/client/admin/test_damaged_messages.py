@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from actors.core.broker.send_back import read_replayed
 from raymq.client.admin import browse as browse_module, dead_letters
-from raymq.client.consumer import repair_wait
+from raymq.client.consumer import pull_once, repair_wait
 from raymq.common.errors import BodyUnreadableError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue
+from raymq.records.format.check import find_starts
 from raymq.tools.cli.terminal.output import message_dict, message_line
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
@@ -261,6 +263,31 @@ def test_readers_return_damaged_messages_after_their_repair(tmp_path, monkeypatc
             b"intact %03d " % number * 20 for number in range(len(damaged.bodies))
         ]
         assert reports
+
+
+def read_letters(damaged: DamagedTopic, monkeypatch: pytest.MonkeyPatch) -> list[MessageExt]:
+    """Read the damaged topic as the dead-letter topic of a group. Its copies are looked for in the same topic."""
+    monkeypatch.setattr(dead_letters, "dlq_topic", lambda group: TOPIC)
+    monkeypatch.setattr(dead_letters, "retry_topic", lambda group: TOPIC)
+    letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages, lambda: None)
+    monkeypatch.setattr(letters, "_offsets", SimpleNamespace(committed_offset=lambda queue: None))
+    return [letter.message for letter in letters.letters(max_messages=1000, replayed=True)]
+
+
+@pytest.mark.parametrize(
+    "reader", ["pull", "browse", "browse backwards", "tail", "query by key", "query by id", "dead letters"]
+)
+def test_the_answer_to_a_fetch_is_decoded_once(damaged, monkeypatch, reader):
+    answers: list[bytes] = []
+
+    def counted(records: bytes) -> Any:
+        answers.append(records)
+        return find_starts(records)
+
+    monkeypatch.setattr(pull_once, "find_starts", counted)
+    assert read_letters(damaged, monkeypatch) if reader == "dead letters" else READERS[reader](damaged)
+    assert answers
+    assert len(set(map(id, answers))) == len(answers)
 
 
 def test_dead_letters_are_read_after_their_repair(tmp_path, monkeypatch):
