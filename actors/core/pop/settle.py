@@ -9,7 +9,7 @@ acknowledgement has no effect.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,14 +74,8 @@ def decide_invisible(
     InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if
     the group has SPLIT_LEASES_MAX leases in the queue.
     """
-    _check_invisible(invisible_ms)
-    edits = _Edits(table, committed, group)
-    settled = SettleDecision()
-    for part in parts:
-        edit, lease, offsets = edits.find(part)
-        if lease is None or not offsets:
-            settled.leases.append(None)
-            continue
+
+    def move(part: LeasePart, edit: QueueEdit, lease: Lease, offsets: int) -> Lease:
         edit.put(lease._replace(settled=lease.settled | offsets))
         if len(edit.queue.leases) >= SPLIT_LEASES_MAX:
             raise SystemBusyError(
@@ -90,10 +84,9 @@ def decide_invisible(
             )
         new = _moved(lease, offsets, invisible_ms, now_ms, lease.attempts - (not counted))
         edit.put(new)
-        settled.leases.append(new)
-        settled.counts[part.topic] += offsets.bit_count()
-    settled.change = edits.change()
-    return settled
+        return new
+
+    return _change_times(_Edits(table, committed, group), parts, invisible_ms, move)
 
 
 def decide_extend(
@@ -105,28 +98,39 @@ def decide_extend(
     A lease is extended for all its unsettled messages if the request names at least one of them. No lease becomes
     shorter. Raises InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease.
     """
-    _check_invisible(invisible_ms)
-    edits = _Edits(table, committed, group)
+
+    def extend(part: LeasePart, edit: QueueEdit, lease: Lease, offsets: int) -> Lease:
+        if now_ms + invisible_ms > lease.visible_ms:
+            lease = lease._replace(invisible_ms=now_ms + invisible_ms - lease.pop_ms, extended_ms=now_ms)
+            edit.put(lease)
+        return lease
+
+    return _change_times(_Edits(table, committed, group), parts, invisible_ms, extend)
+
+
+def _change_times(
+    edits: _Edits,
+    parts: Sequence[LeasePart],
+    invisible_ms: int,
+    change: Callable[[LeasePart, QueueEdit, Lease, int], Lease],
+) -> SettleDecision:
+    """Change the invisible time of leased messages. `change` makes the edit for a lease that has unsettled messages of
+    the request, and returns the changed or new lease. It is not called for a lease that has ended. Raises
+    InvalidArgumentError if `invisible_ms` is out of bounds."""
+    if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
+        raise InvalidArgumentError(
+            f"invisible_s must be 0 to {INVISIBLE_MAX_MS // 1000} s, not {invisible_ms / 1000:g}"
+        )
     settled = SettleDecision()
     for part in parts:
         edit, lease, offsets = edits.find(part)
         if lease is None or not offsets:
             settled.leases.append(None)
             continue
-        if now_ms + invisible_ms > lease.visible_ms:
-            lease = lease._replace(invisible_ms=now_ms + invisible_ms - lease.pop_ms, extended_ms=now_ms)
-            edit.put(lease)
-        settled.leases.append(lease)
+        settled.leases.append(change(part, edit, lease, offsets))
         settled.counts[part.topic] += offsets.bit_count()
     settled.change = edits.change()
     return settled
-
-
-def _check_invisible(invisible_ms: int) -> None:
-    if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
-        raise InvalidArgumentError(
-            f"invisible_s must be 0 to {INVISIBLE_MAX_MS // 1000} s, not {invisible_ms / 1000:g}"
-        )
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
