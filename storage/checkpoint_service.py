@@ -116,12 +116,14 @@ class CheckpointService:
         A file that does not exist yet is not damaged."""
         checkpoint, snapshot = self._root / "checkpoint", self._root / SNAPSHOT_FILE
         with self._run_lock:
-            notes = DamageNotes(logs=False)
-            differs = read_checkpoint(checkpoint, notes) != self._checkpoint
-            found = [checkpoint] if notes.texts or (differs and self._wrote_checkpoint) else []
-            notes = DamageNotes(logs=False)
-            read_snapshot(snapshot, notes)
-            return found + ([snapshot] if notes.texts else [])
+            in_checkpoint, in_snapshot = DamageNotes(logs=False), DamageNotes(logs=False)
+            differs = read_checkpoint(checkpoint, in_checkpoint) != self._checkpoint
+            read_snapshot(snapshot, in_snapshot)
+            damaged = {
+                checkpoint: bool(in_checkpoint.texts) or (differs and self._wrote_checkpoint),
+                snapshot: bool(in_snapshot.texts),
+            }
+            return [path for path, is_damaged in damaged.items() if is_damaged]
 
     def rewrite(self) -> None:
         """Write the checkpoint and the snapshot again, from memory. Raises OSError if the disk fails or is full."""
