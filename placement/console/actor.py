@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import time
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,8 @@ class ConsoleService:
         """Return the console's address. If the start failed, raises its error: ConfigError or
         ServiceNotAvailableError."""
         if self._failure is not None:
-            raise self._failure
+            # Raise a copy: each raise of one error object makes its traceback longer.
+            raise copy(self._failure) from self._failure
         options = self._options
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"{options.scheme}://{host}:{self._port}{options.base_path}/"
@@ -169,10 +171,13 @@ def cluster_has_tokens() -> bool:
 
 
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
-    """Start the console on the head node, unless it already runs with these settings. A console with other settings is
-    ended first. Returns the console's address after the console has started to serve. If the start fails, ends the
-    console and raises the error."""
-    if CONSOLE in running() and _settings() != options:
+    """Start the console on the head node, unless it already serves with these settings. A console that has other
+    settings, whose start has failed, or that does not answer, is ended first. Returns the console's address after the
+    console has started to serve. If the start fails, ends the console and raises the error."""
+    if CONSOLE in running():
+        serving = _address_of_running(options)
+        if serving is not None:
+            return serving
         end_actor(CONSOLE)
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     ConsoleActor.options(name=CONSOLE, get_if_exists=True, scheduling_strategy=on_head).remote(
@@ -194,13 +199,18 @@ def stop_console() -> bool:
     return found
 
 
-def _settings() -> ConsoleOptions | None:
-    """Return the settings of the running console; None if the console does not answer."""
+def _address_of_running(options: ConsoleOptions) -> dict[str, Any] | None:
+    """Return the address of the running console. Returns None if the console has other settings than `options`, if its
+    start has failed, or if it does not answer."""
+    console = ActorRef(CONSOLE)
     try:
-        options: ConsoleOptions = ActorRef(CONSOLE).call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S)
-    except RaymqError:
+        if console.call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S) != options:
+            return None
+        address: dict[str, Any] = console.call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
+    except RaymqError as error:
+        logger.warning("the console does not serve, and is started again: %s", error)
         return None
-    return options
+    return address
 
 
 CONSOLE_ACTOR_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}

@@ -4,6 +4,7 @@ actors stop."""
 from __future__ import annotations
 
 import socket
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from placement.console.actor import application_settings
 from placement.console.cluster_view import settings_of, topics_to_look_at, view_of, writable_of
 from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.config.console import ConsoleOptions
-from raymq.common.errors import ConfigError
+from raymq.common.errors import ConfigError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.names import CONSOLE
 from raymq.common.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.status import ClusterStatus, Problem
 from raymq.tools.console.security.tokens import LONG_TOKEN_CHARACTERS
@@ -211,8 +213,61 @@ def test_a_console_that_cannot_start_leaves_nothing_open(monkeypatch: pytest.Mon
     monkeypatch.setattr(actor, "create_app", lambda *arguments: None)
     monkeypatch.setattr(actor, failing, fail)
     service = actor.ConsoleService(ConsoleOptions(), "raymq")
-    with pytest.raises(ConfigError, match=f"{failing} failed"):
-        service.describe()
+    raised = []
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=f"{failing} failed") as found:
+            service.describe()
+        raised.append(found.value)
+    assert len(set(map(id, raised))) == 3
+    assert len({len(traceback.extract_tb(error.__traceback__)) for error in raised}) == 1
     assert listening.fileno() == -1
     assert closed == ([] if failing == "connect" else ["client"])
     service.close()
+
+
+class Consoles:
+    """Ray's actor `console`, with a process that may have failed to start. `steps`: what start_console did."""
+
+    def __init__(self, options: ConsoleOptions, failure: RaymqError | None) -> None:
+        self.options, self.failure = options, failure
+        self.steps: list[str] = ["running"]
+
+    def end(self, name: str) -> None:
+        self.steps.append("ended")
+
+    def start(self, options: ConsoleOptions, cluster_name: str, **access: Any) -> None:
+        if self.steps[-1] == "ended":
+            self.steps.append("started")
+            self.options, self.failure = options, None
+
+    def call(self, method: str, timeout_s: float) -> Any:
+        if method == "settings":
+            return self.options
+        if self.failure is not None:
+            raise self.failure
+        return {"url": "http://127.0.0.1:8270/"}
+
+
+@pytest.mark.parametrize(
+    ("port", "failure", "steps"),
+    [
+        (8270, None, ["running"]),
+        (8271, None, ["running", "ended", "started"]),
+        (8270, ServiceNotAvailableError("no NameServer answers"), ["running", "ended", "started"]),
+        (8270, RequestTimeoutError("console", 60.0), ["running", "ended", "started"]),
+    ],
+    ids=["serves", "other settings", "failed start", "no answer"],
+)
+def test_a_start_replaces_a_console_that_does_not_serve(
+    monkeypatch: pytest.MonkeyPatch, port: int, failure: RaymqError | None, steps: list[str]
+) -> None:
+    consoles = Consoles(ConsoleOptions(port=port), failure)
+    monkeypatch.setattr(actor, "running", lambda: [CONSOLE])
+    monkeypatch.setattr(actor, "head_node_id", lambda: "0" * 56)
+    monkeypatch.setattr(actor, "end_actor", consoles.end)
+    monkeypatch.setattr(actor, "access_for", lambda name: {})
+    monkeypatch.setattr(actor, "ActorRef", lambda name: SimpleNamespace(call=consoles.call))
+    made = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=consoles.start))
+    monkeypatch.setattr(actor, "ConsoleActor", made)
+    assert actor.start_console(ConsoleOptions(), "raymq") == {"url": "http://127.0.0.1:8270/"}
+    assert consoles.steps == steps
