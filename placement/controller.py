@@ -152,8 +152,8 @@ class Controller:
             stores = frozenset() if record is None else frozenset(record.sync_state_set.stores.values())
             if record is None or record.master is None or control.reason:
                 epoch = 0 if record is None else record.epoch
-                return GroupLeader(group, None, epoch, control.reason, replicas, stores)
-            return GroupLeader(group, record.master, record.epoch, "", replicas, stores)
+                return GroupLeader(group, None, epoch, control.reason, replicas, stores, control.ordered)
+            return GroupLeader(group, record.master, record.epoch, "", replicas, stores, control.ordered)
 
     def designate(self, group: str, replica: int) -> None:
         """Make a replica the master as soon as it is in sync, without losing an append (`raymq balance`)."""

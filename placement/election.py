@@ -235,6 +235,15 @@ class GroupControl:
         return self.members.min_in_sync or self.planned_min_in_sync
 
     @property
+    def ordered(self) -> dict[str, int]:
+        """The values of the section `replication` that `raymq broker replicas` has changed. raymq.yaml's values no
+        longer count for this group."""
+        if not self.members.version:
+            return {}
+        least = {"min_in_sync_replicas": self.members.min_in_sync} if self.members.min_in_sync else {}
+        return {"replicas": len(self.members.staying), **least}
+
+    @property
     def required_in_sync(self) -> int:
         """The number of replicas that stay in sync while others leave."""
         return max(self.min_in_sync, self.in_sync_replicas)

@@ -414,7 +414,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             "storage": self._store.storage.name,
             "deleted_unread": self._monitor.unread(),
             "requests": [one._asdict() for one in self._lane.requests()],
-            "settings": self._differing(state.settings),
+            "settings": self._differing({**state.settings, **self._ordered()}),
         }
 
     def look_for_master(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from actors.broker.state_records import STORE_TIMEOUT_S
@@ -52,6 +52,8 @@ class MasterStore:
         """The names of all storage actors of the broker group, one per replica, as found by the last lookup."""
         self.stores: frozenset[str] = frozenset()
         """The ids of the directories in the sync-state set, as found by the last lookup."""
+        self.ordered: Mapping[str, int] = {}
+        """The values of the section `replication` that commands have changed, as found by the last lookup."""
         self.storage = storages.get(self.replicas[0])
         """The storage actor of the master, as found by the last lookup."""
 
@@ -81,6 +83,7 @@ class MasterStore:
         leader: GroupLeader = ActorRef(CONTROLLER).call("leader", self._broker_name, timeout_s=LEADER_TIMEOUT_S)
         with self._lock:
             self.replicas, self.stores = self._names(leader.replicas), leader.stores
+            self.ordered = leader.ordered
             if leader.master is None or leader.epoch <= self._epoch:
                 return False
             logger.warning("%s: replica %d leads epoch %d", self._broker_name, leader.master, leader.epoch)

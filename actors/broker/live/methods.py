@@ -60,17 +60,29 @@ class SettingsMethods(ABC):
         """Apply a change to the broker's state; durable on return."""
 
     @abstractmethod
+    def look_for_master(self) -> None:
+        """Ask the Controller for the group's master and replicas. Raises RaymqError if it does not answer."""
+
+    @abstractmethod
     def _take_settings(self, settings: BrokerSettings) -> None:
         """Put new settings of the section `broker` into effect in the Broker actor itself."""
 
     def config(self) -> BrokerConfig:
-        """Return the settings of this broker group: the values at the start, the changes, and the values in
-        effect."""
+        """Return the settings of this broker group: the values at the start, the changes, and the values in effect.
+
+        The values that `raymq broker replicas` has changed come from the Controller. If the Controller does not answer,
+        they are the values that this broker got last.
+        """
+        try:
+            self.look_for_master()
+        except RaymqError as error:
+            logger.info("the Controller does not answer, so the settings of the replicas may be old: %s", error)
         changed = self._log.ready().settings
         now, refused = apply_changes(self._start, changed)
         started = self._start.plain()
         live = frozenset(name for name in started if is_live(name))
-        return BrokerConfig(started, dict(changed), now.plain(), refused, live, self._behind())
+        ordered = self._ordered()
+        return BrokerConfig(started, dict(changed), {**now.plain(), **ordered}, refused, live, self._behind(), ordered)
 
     def set_config(self, name: str, value: SettingValue) -> BrokerConfig:
         """Change a live setting of this broker group. On return the change is durable, and in effect on all reachable
@@ -88,6 +100,10 @@ class SettingsMethods(ABC):
         same as `set_config`."""
         self._change(lambda state: state.decide_setting_unset(name))
         return self._changed_config()
+
+    def _ordered(self) -> dict[str, SettingValue]:
+        """Return the settings of the replicas that commands have changed, as this broker got them last."""
+        return {f"replication.{name}": value for name, value in self._master_store.ordered.items()}
 
     def _differing(self, changed: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
         """Return the entries of `changed` whose values differ from the settings with which this broker was

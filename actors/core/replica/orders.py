@@ -175,7 +175,8 @@ class GroupLeader:
     """The master of a broker group and its epoch. If there is no master, `master` is None and `reason` states why.
 
     `replicas`: the replicas of the group, in ascending order. `stores`: the ids of the directories in the sync-state
-    set. A change of `stores` shows that a replica may lack the broker's snapshot.
+    set. A change of `stores` shows that a replica may lack the broker's snapshot. `ordered`: the values of the section
+    `replication` that commands have changed, so that raymq.yaml's values no longer count.
     """
 
     group: str
@@ -184,6 +185,7 @@ class GroupLeader:
     reason: str
     replicas: tuple[int, ...]
     stores: frozenset[str]
+    ordered: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

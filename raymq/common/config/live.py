@@ -108,6 +108,9 @@ _ROCKETMQ_NAMES: Final = {
 """Full raymq names of settings whose RocketMQ names do not follow the rule of `rocketmq_name`, by RocketMQ
 name."""
 
+_OF_REPLICAS: Final = ("replication.replicas", "replication.min_in_sync_replicas")
+"""Settings that only `raymq broker replicas` changes while raymq runs."""
+
 _UNITS: Final = ("_ms", "_bytes", "_hours")
 
 
@@ -173,6 +176,11 @@ def live_name(name: str) -> str:
     or fits several settings, or if the setting is read only when raymq starts."""
     full = full_name(name)
     section, _, key = full.rpartition(".")
+    if full in _OF_REPLICAS:
+        raise InvalidArgumentError(
+            f"setting {full!r} changes by `raymq broker replicas NAME`. Of a group that was never changed so, it also "
+            "changes in raymq.yaml, with `raymq down` and `raymq up`"
+        )
     if key not in LIVE_SETTINGS.get(section, ()):
         raise InvalidArgumentError(
             f"setting {full!r} is read only when raymq starts: change it in raymq.yaml, then `raymq down` and "

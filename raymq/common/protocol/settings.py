@@ -15,7 +15,8 @@ class BrokerConfig:
     live settings, from the group's log. `effective`: the current values. `refused`: changes that a later raymq.yaml has
     made invalid, with the reasons. `live`: the names of settings that may change while raymq runs. `behind`: storage
     actors that do not have the newest changes yet. An unreachable actor gets the changes within seconds after it is
-    reachable again.
+    reachable again. `ordered`: the values that `raymq broker replicas` has changed, and that raymq.yaml no longer
+    changes.
     """
 
     # the values have the types that YAML gives them: text, number, bool or list
@@ -25,3 +26,4 @@ class BrokerConfig:
     refused: Mapping[str, str] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     behind: tuple[str, ...] = ()
+    ordered: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list

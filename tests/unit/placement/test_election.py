@@ -926,7 +926,9 @@ def test_a_higher_minimum_in_sync_keeps_more_replicas():
     assert (world.control.min_in_sync, world.control.required_in_sync) == (1, 1)
     with pytest.raises(InvalidArgumentError, match="would refuse messages"):
         world.control.change_min_in_sync(in_sync + 1)
+    assert world.control.ordered == {}
     record = world.control.change_min_in_sync(in_sync)
+    assert world.control.ordered == {"replicas": 3, "min_in_sync_replicas": in_sync}
     assert record.members.min_in_sync == in_sync
     assert (world.control.min_in_sync, world.control.required_in_sync) == (in_sync, in_sync)
     with pytest.raises(InvalidArgumentError, match=f"min_in_sync_replicas and in_sync_replicas need {in_sync}"):

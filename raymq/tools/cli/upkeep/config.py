@@ -38,16 +38,16 @@ def config() -> None:
 def config_show(admin: Admin, effective: bool, broker: str | None) -> CommandResult:
     """Show the settings that differ from raymq.yaml, or all. Example: raymq config show --effective
 
-    The last column says when a setting can change: live, or at a start of raymq.
+    The last column says how a setting changes: live, at a start of raymq, or by `raymq broker replicas`.
     """
     configs = admin.config(broker)
     rows = [
         [
             *(group, name, _text(one.effective.get(name)), _text(one.started.get(name))),
-            "live" if name in one.live else "start",
+            "raymq broker replicas" if name in one.ordered else "live" if name in one.live else "start",
         ]
         for group, one in configs.items()
-        for name in (one.effective if effective else sorted(one.changed))
+        for name in (one.effective if effective else sorted({*one.changed, *one.ordered}))
         if effective or one.effective.get(name) != one.started.get(name)
     ]
     refused = {group: dict(one.refused) for group, one in configs.items() if one.refused}

@@ -12,9 +12,10 @@ import pytest
 from actors.actor_class import actor_class
 from actors.broker import actor as module, master_store
 from actors.broker.actor import Broker
+from actors.broker.live.methods import SettingsMethods
 from actors.broker.master_store import MasterStore
 from actors.core.replica.orders import GroupLeader
-from raymq.common.config.cluster import ReplicationOptions
+from raymq.common.config.cluster import BrokerSettings, ReplicationOptions
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.identity import SIGNED
 
@@ -175,3 +176,28 @@ def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypa
     assert broker._read_from[0].name == "storage-broker-a-1"
     broker._read_master()
     assert broker._read_from[0].name == "storage-broker-a-2"
+
+
+def test_the_settings_have_the_numbers_of_replicas_that_the_controller_has(monkeypatch):
+    name = "replication.min_in_sync_replicas"
+    answers: list[Any] = [{}, {"min_in_sync_replicas": 2}, ServiceNotAvailableError("the Controller restarts")]
+
+    def leader(*args: Any, **kwargs: Any) -> GroupLeader:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return GroupLeader("broker-a", 0, 0, "", (0, 1, 2), STORES, answer)
+
+    monkeypatch.setattr(master_store, "ActorRef", lambda name: SimpleNamespace(call=leader))
+    broker: Any = object.__new__(Broker)
+    storages: Any = SimpleNamespace(get=lambda name: SimpleNamespace(name=name))
+    broker._settings = BrokerSettings("c", "broker-a", (), replicas=(0, 1, 2), replication=THREE)
+    broker._store = MasterStore("broker-a", range(3), storages)
+    SettingsMethods.__init__(broker, broker._settings, broker._store, storages)
+    broker._copied = None
+    state = SimpleNamespace(settings={})
+    broker._log = SimpleNamespace(is_ready=True, ready=lambda: state, change_copies=lambda copies: None)
+    for least, ordered in ((1, {}), (2, {name: 2}), (2, {name: 2})):
+        found = broker.config()
+        assert (found.effective[name], found.started[name], found.ordered) == (least, 1, ordered)
+    assert broker._differing(broker._ordered()) == {name: 2}

@@ -50,9 +50,15 @@ def test_a_name_that_means_nothing_or_two_things_is_refused():
         full_name("enable")
 
 
-@pytest.mark.parametrize("name", ["flushDiskType", "replication.replicas", "broker_groups", "metrics.enable"])
+@pytest.mark.parametrize("name", ["flushDiskType", "broker_groups", "metrics.enable"])
 def test_settings_that_are_not_live_are_refused(name):
     with pytest.raises(InvalidArgumentError, match=r"is read only when raymq starts.*raymq\.yaml"):
+        live_name(name)
+
+
+@pytest.mark.parametrize("name", ["replication.replicas", "minInSyncReplicas"])
+def test_the_error_for_a_setting_of_the_replicas_names_the_command_that_changes_it(name):
+    with pytest.raises(InvalidArgumentError, match="`raymq broker replicas NAME`"):
         live_name(name)
 
 

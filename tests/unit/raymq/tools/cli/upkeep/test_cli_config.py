@@ -17,11 +17,17 @@ class Settings:
 
     def __init__(self) -> None:
         self.changed: dict[str, Any] = {}
+        self.ordered: dict[str, Any] = {}
 
     def config(self, broker: str | None = None) -> dict[str, BrokerConfig]:
         started = LiveOptions().plain()
         one = BrokerConfig(
-            started, self.changed, {**started, **self.changed}, {}, frozenset(["store.delete_when"]), ("storage-x",)
+            started,
+            self.changed,
+            {**started, **self.changed, **self.ordered},
+            live=frozenset(["store.delete_when"]),
+            behind=("storage-x",),
+            ordered=self.ordered,
         )
         return {name: one for name in ("broker-a", "broker-b") if broker in (None, name)}
 
@@ -60,3 +66,13 @@ def test_settings_are_shown_got_set_and_unset(run: Any) -> None:
     assert at("get", "delete_when").output == "broker-a 05\nbroker-b 05\n"
     assert json.loads(at("unset", "delete_when", "--json").output)["values"] == {"broker-a": "04", "broker-b": "04"}
     assert "raymq starts" in str(at("set", "flushDiskType", "ASYNC_FLUSH", code=1).exception)
+
+
+def test_the_number_of_replicas_in_sync_is_shown_as_a_command_has_changed_it(run: Any, admin: Settings) -> None:
+    name = "replication.min_in_sync_replicas"
+    admin.ordered = {"replication.replicas": 1, name: 2}
+    for arguments in ([], ["--effective"]):
+        output = run("config", "show", "--broker", "broker-a", "--json", *arguments).output
+        [row] = [row for row in json.loads(output)["settings"] if row["setting"] == name]
+        assert (row["value"], row["raymq.yaml"], row["changes"]) == ("2", "1", "raymq broker replicas")
+    assert run("config", "get", "minInSyncReplicas", "--broker", "broker-a").output == "broker-a 2\n"
