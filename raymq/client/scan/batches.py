@@ -83,15 +83,29 @@ def open_ranges(
     creations: Creations = NO_CREATIONS,
     **options: Unpack[RangeOptions],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of several ranges, one range after another. Takes the options of `open_range`, and raises the
-    same errors.
+    """Read the messages of several ranges, one range after another, each in order, with copied bodies. See RangeOptions
+    for the options.
 
     `creations`: the creation ids of the topics when the read was planned. If a topic was deleted and created again
     after that, its ranges count as lost data, because their offsets now refer to other messages.
+
+    Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in
+    their consume-queue entries, before the messages' records are read. For a message that `sql` excludes, only the
+    properties are read.
+
+    Raises DataLossError if messages of a range were deleted or lost. Without `fail_on_data_loss` a warning names the
+    missing offsets, `on_loss` is called, and the other messages are read. Raises InvalidArgumentError for an unknown
+    column. The topic names of the ranges and of the messages are names in the namespace `names`.
+
+    A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
+    it passes every filter. If `unreadable` is "raise", an unreadable message raises BodyUnreadableError. Bodies are
+    checked if `body` or `error` is among the columns, and always if `unreadable` is "raise". The read waits for the
+    repair of a damaged record. All ranges share the limits of RepairWait.
     """
     names, on_loss = options.get("names", NO_NAMESPACE), options.get("on_loss", ignore_loss)
-    for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
-        yield from open_range(routes, storages, queue_range, fail_on_data_loss=fail_on_data_loss, **options)
+    repairs = wait_at_masters(routes, storages)
+    for one in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
+        yield from _RangeRead(routes, storages, repairs, one, fail_on_data_loss=fail_on_data_loss, **options).batches()
 
 
 def _same_topics(
@@ -121,46 +135,95 @@ def _same_topics(
         yield one
 
 
-def open_range(
-    routes: RouteSource,
-    storages: StorageClients,
-    queue_range: OffsetRange,
-    *,
-    fail_on_data_loss: bool,
-    columns: Sequence[str] | None = None,
-    tags: frozenset[str] = frozenset(),
-    sql: str | None = None,
-    body_type: BodyType = "binary",
-    on_loss: OnLoss = ignore_loss,
-    names: Namespace = NO_NAMESPACE,
-    unreadable: Unreadable = "null",
-) -> Iterator[pa.RecordBatch]:
-    """Read the messages of one range, in order, with copied bodies. See RangeOptions for the options.
+class _RangeRead:
+    """The read of one offset range: reads its records in chunks, decodes them to batches, and waits for the repair of
+    damaged ones. A repaired message is read again, together with the messages after it."""
 
-    Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in
-    their consume-queue entries, before the messages' records are read. For a message that `sql` excludes, only the
-    properties are read.
+    def __init__(
+        self,
+        routes: RouteSource,
+        storages: StorageClients,
+        repairs: RepairWait,
+        queue_range: OffsetRange,
+        *,
+        fail_on_data_loss: bool,
+        columns: Sequence[str] | None = None,
+        tags: frozenset[str] = frozenset(),
+        sql: str | None = None,
+        body_type: BodyType = "binary",
+        on_loss: OnLoss = ignore_loss,
+        names: Namespace = NO_NAMESPACE,
+        unreadable: Unreadable = "null",
+    ) -> None:
+        """`repairs`: the damaged records that the reader of this range and of other ranges has met. See `open_ranges`
+        for the other arguments, and for the errors."""
+        self._routes, self._storages, self._repairs = routes, storages, repairs
+        self._shown, self._names = queue_range, names
+        self._stored = replace(queue_range, topic=names.wrap(queue_range.topic))
+        self._sql, self._fail_on_data_loss, self._on_loss = sql, fail_on_data_loss, on_loss
+        self._decoder = _Decoder(queue_range, self._stored.queue, columns, tags, body_type, unreadable)
 
-    Raises DataLossError if messages of the range were deleted or lost. Without `fail_on_data_loss` a warning names the
-    missing offsets, `on_loss` is called, and the other messages are read. Raises InvalidArgumentError for an unknown
-    column. The topic names of the range and of the messages are names in the namespace `names`.
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the wanted messages of the range, in order."""
+        start: int | None = self._stored.start_offset
+        while start is not None:
+            start = yield from self._read_from(start)
 
-    A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
-    it passes every filter. If `unreadable` is "raise", an unreadable message raises BodyUnreadableError. Bodies are
-    checked if `body` or `error` is among the columns, and always if `unreadable` is "raise".
-    """
-    stored = replace(queue_range, topic=names.wrap(queue_range.topic))
+    def _read_from(self, start: int) -> Generator[pa.RecordBatch, None, int | None]:
+        """Yield the batches of the range from offset `start` on. Returns the offset from which to read again, because a
+        damaged message was repaired; None at the end of the range."""
+        for chunk in self._chunks(start):
+            for rows in _slices(chunk, self._decoder.batch_bytes):
+                first = rows.start
+                while first < rows.stop:
+                    batch = self._decode(chunk, slice(first, rows.stop))
+                    if batch is None:
+                        return int(chunk.offsets[first])
+                    first += batch.num_rows
+                    selected = self._decoder.select(batch)
+                    if selected.num_rows:
+                        yield shown_batch(selected, self._names)
+        return None
 
-    def lost(some: OffsetRange) -> None:
-        on_loss(replace(some, topic=names.unwrap(some.topic)))
+    def _decode(self, chunk: RecordsChunk, rows: slice) -> pa.RecordBatch | None:
+        """Decode some records of a chunk, or the first of them. Returns None if a damaged one was repaired, so that the
+        records must be read again. Raises BodyUnreadableError if the reader asked for this error."""
+        queue = self._stored.queue
+        try:
+            batch = self._decoder.decode(chunk, rows)
+        except BodyUnreadableError as error:
+            if is_damage(error) and self._repairs.wait(queue, [error.queue_offset]):
+                return None
+            raise
+        count = _unreadable_count(batch)
+        if count:
+            decoded = slice(rows.start, rows.start + batch.num_rows)
+            if self._repairs.wait(queue, _damaged_offsets(chunk, decoded, queue)):
+                return None
+            logger.warning(
+                "%d messages of queue %s cannot be read: their fields are null in the result", count, self._shown
+            )
+        return batch
 
-    decoder = _Decoder(queue_range, stored.queue, columns, tags, body_type, unreadable)
-    repairs = wait_at_masters(routes, storages)
-    start: int | None = stored.start_offset
-    while start is not None:
-        rest = replace(stored, start_offset=start)
-        chunks = _open_chunks(routes, storages, rest, decoder.tag_codes, sql, fail_on_data_loss, lost)
-        start = yield from _read_chunks(chunks, decoder, repairs, names)
+    def _chunks(self, position: int) -> Iterator[RecordsChunk]:
+        """Yield the records of the range from offset `position` on. Deleted or lost records are skipped. With
+        `fail_on_data_loss`, they raise DataLossError instead."""
+        queue, end = self._stored.queue, self._stored.end_offset
+        reader = RangeReader(self._routes, self._storages)
+        while position < end:
+            try:
+                for chunk in reader.read(queue, position, end, self._decoder.tag_codes, self._sql):
+                    yield chunk
+                    position = chunk.next_offset
+                return
+            except DataLossError as error:
+                kept = bounds_of(self._routes, self._storages, queue).min_offset
+                if self._fail_on_data_loss or kept <= position:
+                    raise
+                kept = min(kept, end)
+                logger.warning("queue %s: offsets %d to %d no longer exist: %s", queue, position, kept - 1, error)
+                self._on_loss(replace(self._shown, start_offset=position, end_offset=kept))
+                position = kept
 
 
 class _Decoder:
@@ -211,38 +274,6 @@ class _Decoder:
         return batch if batch.schema.names == self._wanted else batch.select(self._wanted)
 
 
-def _read_chunks(
-    chunks: Iterable[RecordsChunk], decoder: _Decoder, repairs: RepairWait, names: Namespace
-) -> Generator[pa.RecordBatch, None, int | None]:
-    """Yield the batches of a range. Returns the offset from which to read again, because a damaged message was
-    repaired; None at the end of the range."""
-    queue = decoder.stored_queue
-    for chunk in chunks:
-        for rows in _slices(chunk, decoder.batch_bytes):
-            first = rows.start
-            while first < rows.stop:
-                try:
-                    batch = decoder.decode(chunk, slice(first, rows.stop))
-                except BodyUnreadableError as error:
-                    if is_damage(error) and repairs.wait(queue, [error.queue_offset]):
-                        return _offset_at(chunk, first)
-                    raise
-                count = _unreadable_count(batch)
-                if count:
-                    part = slice(first, first + batch.num_rows)
-                    if repairs.wait(queue, _damaged_offsets(chunk, part, queue)):
-                        return _offset_at(chunk, first)
-                    logger.warning(
-                        "%d messages of queue %s cannot be read: their fields are null in the result",
-                        *(count, decoder.queue_range),
-                    )
-                first += batch.num_rows
-                batch = decoder.select(batch)
-                if batch.num_rows:
-                    yield shown_batch(batch, names)
-    return None
-
-
 def _unreadable_count(batch: pa.RecordBatch) -> int:
     """Return the number of rows in a batch that cannot be read. The number is counted in the column `body` or, if the
     batch lacks this column, in the column `error`. A batch without both columns shows only damaged records, which have
@@ -267,38 +298,6 @@ def _damaged_offsets(chunk: RecordsChunk, rows: slice, queue: MessageQueue) -> l
     )
     columns = zip(*(found.column(index).to_pylist() for index in range(3)), strict=True)
     return [at for at, born, reason in columns if reason is not None and (born is None or reason in CHECKSUM_WRONG)]
-
-
-def _offset_at(chunk: RecordsChunk, row: int) -> int | None:
-    return None if chunk.offsets is None else int(chunk.offsets[row])
-
-
-def _open_chunks(
-    routes: RouteSource,
-    storages: StorageClients,
-    queue_range: OffsetRange,
-    tag_codes: frozenset[int] | None,
-    sql: str | None,
-    fail_on_data_loss: bool,
-    on_loss: OnLoss,
-) -> Iterator[RecordsChunk]:
-    """Yield the records of a range in chunks. Deleted or lost records are skipped. With `fail_on_data_loss`, they raise
-    DataLossError instead."""
-    queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
-    while position < end:
-        try:
-            for chunk in RangeReader(routes, storages).read(queue, position, end, tag_codes, sql):
-                yield chunk
-                position = chunk.next_offset
-            return
-        except DataLossError as error:
-            kept = bounds_of(routes, storages, queue).min_offset
-            if fail_on_data_loss or kept <= position:
-                raise
-            kept = min(kept, end)
-            logger.warning("queue %s: offsets %d to %d no longer exist: %s", queue, position, kept - 1, error)
-            on_loss(OffsetRange(queue.topic, queue.broker_name, queue.queue_id, position, kept))
-            position = kept
 
 
 def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:

@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 class RecordsChunk(NamedTuple):
     """A chunk of records of a range. `data`: the bytes of the records. `starts`: the position of each record in `data`,
     shape (records,). `sizes`: the bytes of each record. `next_offset`: the queue offset after the records. `offsets`:
-    the records' queue offsets, None if unknown. `position`: the physical offset of `data`, -1 if the records are
+    the records' queue offsets, shape (records,). `position`: the physical offset of `data`, -1 if the records are
     copies."""
 
     data: memoryview | bytes
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     next_offset: int
-    offsets: NDArray[np.int64] | None = None
+    offsets: NDArray[np.int64]
     position: int = -1
 
     def places(self, queue: MessageQueue) -> RecordPlaces:

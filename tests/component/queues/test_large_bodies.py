@@ -139,7 +139,7 @@ def test_a_simple_consumer_and_a_scan_read_large_bodies(store, bodies, near):
     )
     assert [message.body for message in found.messages] == bodies
     whole = OffsetRange("orders", "broker-a", 0, 0, 6)
-    rows = scan_batches.open_range(routes, storages, whole, fail_on_data_loss=True, columns=["body", "error"])
+    rows = scan_batches.open_ranges(routes, storages, [whole], fail_on_data_loss=True, columns=["body", "error"])
     assert [row for batch in rows for row in batch.to_pylist()] == [{"body": body, "error": None} for body in bodies]
 
 

@@ -53,7 +53,8 @@ def records(first: int, last: int, body: bytes = b"") -> bytes:
 
 def chunk_of(data: bytes, next_offset: int) -> RecordsChunk:
     starts = record_starts(data)
-    return RecordsChunk(data, starts, np.diff(starts, append=len(data)), next_offset)
+    offsets = np.arange(next_offset - len(starts), next_offset)
+    return RecordsChunk(data, starts, np.diff(starts, append=len(data)), next_offset, offsets)
 
 
 class Cluster:
@@ -91,7 +92,7 @@ def _fake_range_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offsets(cluster: Any, *, fail_on_data_loss: bool = True) -> list[int]:
-    batches = scan_batches.open_range(cluster, cluster, RANGE, fail_on_data_loss=fail_on_data_loss)
+    batches = scan_batches.open_ranges(cluster, cluster, [RANGE], fail_on_data_loss=fail_on_data_loss)
     return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
 
 
@@ -111,7 +112,7 @@ def test_without_fail_on_data_loss_reading_continues_at_the_first_message() -> N
 def test_messages_that_vanish_during_the_read_are_left_out_without_repeating_any() -> None:
     assert offsets(Cluster(gone=range(60)), fail_on_data_loss=False) == list(range(60, 100))
     cluster = Cluster()
-    batches = scan_batches.open_range(cluster, cluster, RANGE, fail_on_data_loss=False)  # type: ignore[arg-type]  # a stand-in
+    batches = scan_batches.open_ranges(cluster, cluster, [RANGE], fail_on_data_loss=False)  # type: ignore[arg-type]  # a stand-in
     seen = next(batches).column("queue_offset").to_pylist()
     cluster.gone = range(70)
     seen += [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]

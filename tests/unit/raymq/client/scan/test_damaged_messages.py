@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.client.consumer import repair_wait
 from raymq.client.scan import batches as scan_batches
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
+from raymq.common.protocol.store import QueuePosition, RepairState
 from raymq.records.format.compression import CompressionType, compress
 from storage.message_store import MessageStore
 from tests.support.stores.damaged_topic import (
@@ -45,7 +47,7 @@ def damaged(request, topics) -> DamagedTopic:
 
 def scan(damaged: Any, end: int, **options: Any) -> Iterator[pa.RecordBatch]:
     whole = OffsetRange(TOPIC, "broker-a", 0, 0, end)
-    return scan_batches.open_range(damaged.routes, damaged.storages, whole, fail_on_data_loss=True, **options)
+    return scan_batches.open_ranges(damaged.routes, damaged.storages, [whole], fail_on_data_loss=True, **options)
 
 
 def read(damaged: DamagedTopic, **options: Any) -> list[dict[str, Any]]:
@@ -119,3 +121,24 @@ def test_a_scan_without_bodies_reads_damaged_records_after_their_repair(tmp_path
         rows = read(damaged, columns=["queue_offset", "tags"])
         assert [row["tags"] for row in rows] == ["paid"] * len(damaged.bodies)
         assert reports
+
+
+def test_the_ranges_of_one_read_share_the_limit_of_the_wait(tmp_path, monkeypatch):
+    """After a wait without success, a reader waits for no other record of the queue for a while, also in the next range
+    of the queue. It reports each of these records once."""
+    monkeypatch.setattr(repair_wait, "READ_REPAIR_WAIT_S", 0.2)
+    reported: list[int] = []
+
+    def report(positions: list[QueuePosition], timeout_s: float) -> list[RepairState]:
+        reported.extend(position.queue_offset for position in positions)
+        return [RepairState.PENDING] * len(positions)
+
+    with damaged_topic(tmp_path, lying=False) as damaged:
+        damaged.storage.report_damage = report
+        first, *rest = sorted(damaged.kinds)
+        ranges = [OffsetRange(TOPIC, "broker-a", 0, at, at + 1) for at in range(len(damaged.bodies))]
+        batches = scan_batches.open_ranges(damaged.routes, damaged.storages, ranges, fail_on_data_loss=True)
+        rows = [row for batch in batches for row in batch.column("queue_offset").to_pylist()]
+    assert rows == list(range(len(ranges)))
+    assert first in reported
+    assert [at for at in reported if at != first] == rest

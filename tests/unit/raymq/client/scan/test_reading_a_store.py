@@ -17,7 +17,7 @@ import raymq
 import raymq.client.scan.batches
 import raymq.records.kernels.columns
 from raymq.client.scan import range_reader
-from raymq.client.scan.batches import open_range, open_ranges
+from raymq.client.scan.batches import open_ranges
 from raymq.client.scan.ranges import OffsetRange, text_of
 from raymq.common.errors import DataLossError, InvalidArgumentError, NotMasterError, ServiceNotAvailableError
 from raymq.common.protocol.store import QueueSpan
@@ -83,7 +83,7 @@ class Cluster:
         self.storages: Any = SimpleNamespace(get=lambda name: self.replicas[0])
 
     def read(self, wanted: OffsetRange = WHOLE, **options: Any) -> Iterator[Any]:
-        return open_range(self.routes, self.storages, wanted, **{"fail_on_data_loss": True, **options})
+        return open_ranges(self.routes, self.storages, [wanted], **{"fail_on_data_loss": True, **options})
 
     def offsets(self, wanted: OffsetRange = WHOLE, **options: Any) -> list[int]:
         return [offset for batch in self.read(wanted, **options) for offset in batch.column("queue_offset").to_pylist()]

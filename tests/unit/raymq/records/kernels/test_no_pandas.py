@@ -87,7 +87,7 @@ class Reads:
     def __init__(self, *clients): pass
     def read(self, *range):
         starts = record_starts(data)
-        yield RecordsChunk(data, starts, np.diff(starts, append=len(data)), 1)
+        yield RecordsChunk(data, starts, np.diff(starts, append=len(data)), 1, np.zeros(1, np.int64))
 batches.RangeReader = Reads
 reader.worker_client = lambda address: SimpleNamespace(routes=None, storages=None, names=NO_NAMESPACE)
 some = OffsetRange("t", "b", 1, 0, 1)
