@@ -123,7 +123,11 @@ class MasterSyncState:
         time, in s, from which the confirm offset requires its copies."""
         self._strangers: frozenset[int] = frozenset()
         """Replicas that have left the broker group. Their copies never count, even if they still read the log."""
+        self._counted_others: tuple[tuple[int, str], ...] = ()
+        """The items of `_counted_stores` without this replica. The confirm offset needs them at each flush and at each
+        request of a follower."""
         self._own_end = self.confirm_offset = end_offset
+        self._recount()
         self._stored_times = StoreTimes(end_offset, now_s)
 
     @property
@@ -142,30 +146,37 @@ class MasterSyncState:
         joining = {name: store_id for name, (store_id, _) in self._joining.items()}
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
+    def _recount(self) -> None:
+        """Compute `_counted_others` again. Each change of the set in force, of the proposal or of the joining followers
+        needs this call."""
+        stores = self._counted_stores()
+        self._counted_others = tuple((name, store_id) for name, store_id in stores.items() if name != self._replica)
+
     def in_sync(self, now_s: float) -> frozenset[int]:
         """Return the replicas that are in sync now, including this replica."""
         return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
         """Record that the log is on the master's own disk up to `end_offset`."""
-        self._own_end = max(self._own_end, end_offset)
-        self._stored_times.stored(end_offset, now_s)
+        if end_offset > self._own_end:
+            self._own_end = end_offset
+            self._stored_times.stored(end_offset, now_s)
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
         """Record a follower's request or acknowledgement: the follower has this epoch's log up to `from_offset` on its
         disk."""
-        if follower in self._strangers - self.sync_state_set.members:
+        if follower in self._strangers and follower not in self.sync_state_set.stores:
             return
         known = self._followers.get(follower)
-        if known is not None and known.store_id != store_id:
-            known = None
         caught_up_s = now_s if from_offset >= self._own_end else -math.inf
-        if known is not None:
+        if known is not None and known.store_id == store_id:
             reached = from_offset >= known.asked_end_offset
             caught_up_s = max(caught_up_s, known.caught_up_s, known.asked_s if reached else -math.inf)
-            if reached and not learner and follower not in self.sync_state_set.stores:
-                self._joining.setdefault(follower, (store_id, now_s))
+            is_member = follower in self.sync_state_set.stores
+            if reached and not learner and not is_member and follower not in self._joining:
+                self._joining[follower] = store_id, now_s
+                self._recount()
         self._followers[follower] = _Follower(store_id, from_offset, self._own_end, now_s, caught_up_s, learner)
         self._confirm()
 
@@ -174,7 +185,8 @@ class MasterSyncState:
         without waiting for `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
-            self._joining.pop(name, None)
+            if self._joining.pop(name, None) is not None:
+                self._recount()
         self._confirm()
 
     def note_removed(self, replicas: frozenset[int]) -> None:
@@ -186,7 +198,8 @@ class MasterSyncState:
         # A replica that is still in the set counts until the Controller's answer has the set without the replica.
         for name in self._strangers - self.sync_state_set.members:
             self._followers.pop(name, None)
-            self._joining.pop(name, None)
+            if self._joining.pop(name, None) is not None:
+                self._recount()
 
     def copies(self, end_offset: int) -> int:
         """Return how many replicas of the sync-state set, including this replica, have the log up to
@@ -205,12 +218,15 @@ class MasterSyncState:
         ]
         for name in late:
             del self._joining[name]
+        if late:
+            self._recount()
         self._confirm()
         if self._proposed is None:
             wanted = self._wanted(now_s)
             if wanted == self.sync_state_set.stores:
                 return None
             self._proposed = wanted
+            self._recount()
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
@@ -223,6 +239,7 @@ class MasterSyncState:
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
             self._proposed = None
+            self._recount()
             self._forget_strangers()
             self._confirm()
 
@@ -247,11 +264,15 @@ class MasterSyncState:
         return {name: store_id for name, store_id in wanted.items() if name not in self._strangers}
 
     def _confirm(self) -> None:
-        stores = self._counted_stores()
-        acked = [self._acked(name, stores) for name in stores.keys() - {self._replica}]
-        known = [offset for offset in acked if offset is not None]
-        if len(known) == len(acked):
-            self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
+        end = self._own_end
+        if end <= self.confirm_offset:
+            return  # the confirm offset never passes the end of the master's own log
+        for name, store_id in self._counted_others:
+            follower = self._followers.get(name)
+            if follower is None or follower.store_id != store_id:
+                return
+            end = min(end, follower.acked_offset)
+        self.confirm_offset = max(self.confirm_offset, end)
 
     def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
         """Return the end of the log on a replica's disk. Returns None if the replica has sent no request, or if its

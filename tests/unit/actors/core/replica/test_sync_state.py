@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from actors.core.replica.orders import FollowerLag
@@ -194,3 +196,46 @@ def test_a_replica_that_has_left_the_group_counts_until_the_set_is_decided_and_n
     asks(master, 1, 200, 0.4)
     asks(master, 1, 200, 0.5)
     assert (master.propose(0.5), master.counted, master.lags(0.5)) == (None, {0}, {})
+
+
+class PlainSyncState(MasterSyncState):
+    """Computes the counted replicas anew for each confirm offset."""
+
+    def _confirm(self) -> None:
+        self._recount()
+        super()._confirm()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_confirm_offset_waits_for_the_replicas_that_count_now(seed):
+    dice = random.Random(seed)
+    first = of(1, *dice.choice([(0,), (0, 1)]))
+    masters = [kind(0, first, 100, 0.0, not_catchup_s=1.0) for kind in (MasterSyncState, PlainSyncState)]
+    end, version, now_s, proposals = 100, 1, 0.0, [first]
+    for _ in range(200):
+        now_s += dice.choice([0.0, 0.1, 0.6])
+        others = frozenset(dice.sample([1, 2, 3], dice.randint(0, 3)))
+        steps = ["flush"] * 8 + ["ask"] * 24 + ["propose"] * 8 + ["decide"] * 8 + ["silent"] * 4 + ["remove"]
+        step = dice.choice(steps)
+        if step == "flush":
+            end += dice.randint(0, 20)
+        follower, offset = dice.randint(1, 3), max(end - dice.choice([0, 0, 5, 20]), 0)
+        store_id = f"store-{follower}" if dice.random() < 0.9 else "another"
+        version += step == "decide"
+        answer = SyncStateSet(7, version, dice.choice(proposals[-2:]).stores)
+        for master in masters:
+            if step == "flush":
+                master.flushed(end, now_s)
+            elif step == "ask":
+                master.asked(follower, store_id, offset, now_s)
+            elif step == "silent":
+                master.silent(others)
+            elif step == "remove":
+                master.note_removed(others)
+            elif step == "propose":
+                proposals += [proposal for proposal in [master.propose(now_s)] if proposal is not None]
+            elif step == "decide":
+                master.decided(answer)
+        one, plain = masters
+        assert one.confirm_offset == plain.confirm_offset, f"after {step}"
+        assert (one.counted, one.lags(now_s)) == (plain.counted, plain.lags(now_s)), f"after {step}"
