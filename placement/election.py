@@ -198,16 +198,20 @@ class GroupControl:
     _designated_until_s: float = 0.0
     """The time at which the Controller drops the request to change the master, if the change has not happened
     by then."""
+    _planned_members: ReplicaMembers = field(init=False)
+    """The members of a group whose replicas were never changed."""
+
+    def __post_init__(self) -> None:
+        self._planned_members = ReplicaMembers(0, self.planned)
 
     @property
     def members(self) -> ReplicaMembers:
         """The group's replicas. Without a decision of the Controller, these are the newest members that a replica
         has reported, so that they survive the loss of the journal."""
-        planned = ReplicaMembers(0, self.planned)
         if self.record is not None:
-            return self.record.members or planned
+            return self.record.members or self._planned_members
         known = [self._outdated_members, *(account.state.members for account in self._accounts.values())]
-        return max([planned, *(one for one in known if one is not None)], key=lambda one: one.version)
+        return max([self._planned_members, *(one for one in known if one is not None)], key=lambda one: one.version)
 
     @property
     def set_in_force(self) -> SyncStateSet | None:
@@ -323,8 +327,11 @@ class GroupControl:
 
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
         """Return the newest report of each replica that reported recently, by replica number."""
-        replicas, reporting = self.replicas, self.reporting(now_s)
-        return {replica: self._accounts[replica].state for replica in self._accounts if replica in replicas & reporting}
+        return self._alive(self.reporting(now_s))
+
+    def _alive(self, reporting: frozenset[int]) -> dict[int, ReplicaState]:
+        answering = self.replicas & reporting
+        return {replica: account.state for replica, account in self._accounts.items() if replica in answering}
 
     def reporting(self, now_s: float) -> frozenset[int]:
         """Return the replicas that reported recently, including replicas that do not belong to the group."""
@@ -333,8 +340,9 @@ class GroupControl:
 
     def tick(self, now_s: float) -> list[Action]:
         """Return the actions that the Controller must execute now for this broker group, in order."""
-        self._drop_outdated(now_s)
-        alive = self.alive(now_s)
+        reporting = self.reporting(now_s)
+        self._drop_outdated(reporting)
+        alive = self._alive(reporting)
         if self.record is None:
             self._recover(alive, now_s)
             if self.record is None:
@@ -570,7 +578,7 @@ class GroupControl:
             if replica != record.master and not state.failed and (state.role, state.epoch, state.master) != followed
         ]
 
-    def _drop_outdated(self, now_s: float) -> None:
+    def _drop_outdated(self, reporting: frozenset[int]) -> None:
         """Drop the record if the journal has lost later records. A replica stores a sync-state set only after the set
         was journaled, so a newer set at a replica proves the loss. Sets without a common directory are ignored: they
         come from another broker group's directory."""
@@ -578,10 +586,12 @@ class GroupControl:
         if record is None:
             return
         known = record.sync_state_set
-        stores = {*known.stores.items(), *record.elected_from.items()}
-        for replica in self.reporting(now_s):
+        order = known.order
+        for replica in reporting:
             newest = self._accounts[replica].state.sync_state_set
-            if newest is not None and newest.order > known.order and stores & {*newest.stores.items()}:
+            if newest is None or newest.order <= order:
+                continue
+            if {*known.stores.items(), *record.elected_from.items()} & newest.stores.items():
                 self.record, self._outdated, self._due_since_s = None, True, None
                 self._outdated_members = record.members
                 return

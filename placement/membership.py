@@ -134,14 +134,14 @@ def next_step(
     `stores`: the sync-state set, each replica with the id of its directory. `master` leads. `answering`: the reports of
     the replicas that answer. `required`: the number of replicas that must stay in sync.
     """
+    if not now.is_changing:
+        return ChangeStep()
     counted = now.joining & stores.keys()
     if counted:
         return ChangeStep(replace(now, version=now.version + 1, joining=now.joining - counted), stores)
     if now.joining:
         return ChangeStep(waits=_describe_joining(min(now.joining), master, answering))
-    leaving = min(now.leaving, key=lambda replica: (replica in stores, replica == master, -replica), default=None)
-    if leaving is None:
-        return ChangeStep()
+    leaving = min(now.leaving, key=lambda replica: (replica in stores, replica == master, -replica))
     late = now.added & now.staying - stores.keys()
     if late:
         return ChangeStep(waits=f"replica {leaving} leaves when replica {names(late)} is in sync again")
