@@ -132,10 +132,13 @@ class ReplicaRoleState:
         """Return True if this replica is the master and holds a lease, so that it may acknowledge appends now."""
         return self.role is ReplicaRole.MASTER and now_s < self._lease_until_s
 
+    def accepts_append(self, epoch: int | None, now_s: float) -> bool:
+        """Return True if this replica accepts appends of `epoch` now. `epoch` is None if the client sent no epoch."""
+        return self.leads(now_s) and not self.draining and epoch in (None, self.epoch)
+
     def check_append(self, epoch: int | None, now_s: float) -> None:
-        """Raise NotMasterError unless this replica accepts appends of `epoch` now. `epoch` is None if the client sent
-        no epoch."""
-        if not self.leads(now_s) or self.draining or epoch not in (None, self.epoch):
+        """Raise NotMasterError unless this replica accepts appends of `epoch` now (`accepts_append`)."""
+        if not self.accepts_append(epoch, now_s):
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_chunk(self, epoch: int) -> None:

@@ -62,7 +62,7 @@ class Checks:
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
         for name in sorted(may_have if has_waited else world.nodes):
-            if record in world.nodes[name].disk.intact():
+            if world.nodes[name].disk.has_intact(record):
                 self.faults.append(f"replica {master.name} gives the hole at {offset}, which {name} could mend")
 
     def _check_damage(self, world: World, master: Node) -> None:

@@ -6,6 +6,7 @@ If a test needs other requests of clients, or other reactions of clients to an a
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from actors.core.replica.orders import ReplicaRole
@@ -25,23 +26,25 @@ class Client:
     def __init__(self, world: World) -> None:
         self.world = world
         self.sent = 0
-        self.unanswered: set[int] = set()
+        self.unanswered: dict[int, None] = {}
+        """The messages that are not acknowledged yet, in ascending order."""
         self.stopped = False
         self._loop()
 
     def answered(self, replica: int, message: int) -> None:
-        self.world.send(replica, CLIENT, lambda: self.unanswered.discard(message))
+        self.world.send((replica, CLIENT), None, self.unanswered.pop, (message, None))
 
     def _loop(self) -> None:
         if not self.stopped and len(self.unanswered) < 20:
-            self.unanswered.add(self.sent)
+            self.unanswered[self.sent] = None
             self.sent += 1
-        for message in sorted(self.unanswered)[:5]:
-            node = self.world.rng.choice(list(self.world.nodes.values()))
-            self.world.send(CLIENT, node.name, lambda node=node, m=message: node.deliver(lambda: node.append(m)))
-        node = self.world.rng.choice(list(self.world.nodes.values()))
-        self.world.send(CLIENT, node.name, lambda: node.deliver(lambda: self._read(node)))
-        self.world.at(0.03, self._loop)
+        world = self.world
+        for message in islice(self.unanswered, 5):
+            node = world.pick_node()
+            world.send((CLIENT, node.name), node.deliver, node.append, (message,))
+        node = world.pick_node()
+        world.send((CLIENT, node.name), node.deliver, self._read, (node,))
+        world.at(0.03, self._loop)
 
     def _read(self, node: Node) -> None:
         if node.role.role is not ReplicaRole.FENCED:

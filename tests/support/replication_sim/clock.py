@@ -24,7 +24,7 @@ class Clock:
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._is_wall_clock = world, world.bugs.lease_by_wall_clock
         self.restart()
         self.step()
 
@@ -41,6 +41,6 @@ class Clock:
     def read_s(self) -> float:
         """Return the time of the clock that leases use: the monotonic clock, or the wall clock if that bug is
         planted."""
-        if self._world.bugs.lease_by_wall_clock:
+        if self._is_wall_clock:
             return self._world.now + self._wall_error_s
         return self._begin_s + (self._world.now - self._booted_s) * self._speed

@@ -89,7 +89,7 @@ class Controller:
         for name in sorted(names):
             self._ping(self.world.nodes[name], life)
         self._carry_out(self.control.tick(self.clock.read_s()))
-        self.world.at(PING_S, lambda: self._loop(life))
+        self.world.at(PING_S, self._loop, life)
 
     def _ping(self, node: Node, life: int) -> None:
         record = self.control.record
@@ -102,9 +102,9 @@ class Controller:
             node.note(newest, members)
             state = node.state()
             late_s = self.world.account_delay_s(node.name)
-            self.world.send(node.name, CONTROLLER, lambda: self._heard(state, life, asked_s), late_s=late_s)
+            self.world.send((node.name, CONTROLLER), None, self._heard, (state, life, asked_s), late_s=late_s)
 
-        self.world.send(CONTROLLER, node.name, lambda: node.deliver(answer))
+        self.world.send((CONTROLLER, node.name), node.deliver, answer, ())
 
     def _heard(self, state: ReplicaState, life: int, asked_s: float) -> None:
         if self.alive and self._life == life:
@@ -132,9 +132,7 @@ class Controller:
                 Follow: node.follow,
                 Drain: node.drain,
             }[type(action)]
-            self.world.send(
-                CONTROLLER, node.name, lambda node=node, method=method, a=action: node.deliver(lambda: method(a))
-            )
+            self.world.send((CONTROLLER, node.name), node.deliver, method, (action,))
 
 
 class LeadsWithAnyDirectory(GroupControl):

@@ -66,10 +66,14 @@ class Disk:
         exists."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
-    def intact(self) -> set[tuple[int, int, int]]:
-        """Return offset, epoch and message of each record that is intact and flushed."""
-        records = enumerate(self.log[: self.flushed])
-        return {(offset, *record) for offset, record in records if offset not in self.damaged}
+    def is_intact(self, offset: int) -> bool:
+        """Return True if the log has a record at the offset that is flushed and not damaged."""
+        return offset < self.flushed and offset not in self.damaged
+
+    def has_intact(self, record: tuple[int, int, int]) -> bool:
+        """Return True if the log has this record, flushed and not damaged. `record`: offset, epoch and message."""
+        offset = record[0]
+        return self.is_intact(offset) and self.log[offset] == record[1:]
 
     def messages(self, *, intact: bool) -> set[int]:
         """Return the flushed messages in the log. With `intact`, without the messages whose records are damaged."""

@@ -65,7 +65,7 @@ class Holes:
         """Return the record at a physical offset of the log. Returns None if the record is damaged or not
         flushed."""
         disk = self._node.disk
-        return disk.log[offset] if offset < disk.flushed and offset not in disk.damaged else None
+        return disk.log[offset] if disk.is_intact(offset) else None
 
     def parts(self, offsets: list[int]) -> list[tuple[int, Record | None]]:
         return [(offset, self.intact(offset)) for offset in offsets]

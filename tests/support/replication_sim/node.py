@@ -7,7 +7,7 @@ wipes or pauses a replica.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
 from actors.core.replica.role import ReplicaRoleState
@@ -38,9 +38,11 @@ class Node:
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
         self.disk = Disk(f"store-{name}")
+        self._checks_role = not world.bugs.skip_fencing
+        """False if a bug is planted: the process then ignores that its role or epoch has changed."""
         self.clock = Clock(world)
         self.alive = self.paused = self.is_removed = False
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.start()
 
     # Methods that simulate faults of the replica
@@ -55,6 +57,8 @@ class Node:
         self.role = ReplicaRoleState(GROUP, self.name, epoch)
         self.sync: MasterSyncState | None = None
         self.pending: list[tuple[int, int, int]] = []
+        self._first_pending_end = 0
+        """The smallest end offset of a record in `pending`, if a record is pending."""
         self.visible = 0
         self.confirmed = ConfirmFloor(0, 0)
         self.handshaken = self.caught_up = False
@@ -109,10 +113,6 @@ class Node:
             self.failure = "its disk failed"
             self.pending.clear()
 
-    @property
-    def is_disk_broken(self) -> bool:
-        return bool(self.failure)
-
     def pause(self) -> None:
         self.paused = self.alive
 
@@ -120,17 +120,17 @@ class Node:
         if self.paused:
             self.paused = False
             held, self._held = self._held, []
-            for action in held:
-                self.deliver(action)
+            for action, args in held:
+                self.deliver(action, args)
 
-    def deliver(self, action: Callable[[], None]) -> None:
-        """Deliver a message to the replica's process. While the process is paused, the message waits. If no process
-        runs, the message is lost."""
+    def deliver(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Deliver a message to the replica's process: call `action(*args)`. While the process is paused, the message
+        waits. If no process runs, the message is lost."""
         if self.paused:
-            self._held.append(action)
+            self._held.append((action, args))
         elif self.alive:
             try:
-                action()
+                action(*args)
             except NotMasterError:
                 pass  # ignore the error: the node that sent this message gets no answer, as if the message were lost
 
@@ -162,14 +162,14 @@ class Node:
         )
 
     def leads(self) -> bool:
-        return self.alive and not self.paused and self.role.leads(self.clock.read_s()) and not self.is_disk_broken
+        return self.alive and not self.paused and self.role.leads(self.clock.read_s()) and not self.failure
 
     def members(self) -> frozenset[int]:
         return self.sync.in_sync(self.clock.read_s()) if self.sync is not None else frozenset()
 
     def lead(self, order: Lead) -> None:
         first, until_s = order.sync_state_set, order.clock_s + self.world.rules.lease_s
-        if self.is_disk_broken:
+        if self.failure:
             return
         elected = first.stores.get(self.name), order.incarnation
         if elected != (self.disk.store_id, self.disk.incarnation) and not self.world.bugs.lead_as_any_process:
@@ -231,31 +231,37 @@ class Node:
     def append(self, message: int) -> None:
         """Store a producer's message. If the log already has the message, it is not stored again, and the
         acknowledgement waits until the stored copy is confirmed."""
-        self._unless_unfenced(lambda: self.role.check_append(None, self.clock.read_s()))
-        if self.is_disk_broken:
-            raise NotMasterError(GROUP, self.role.epoch)
+        if self._checks_role and not self.role.accepts_append(None, self.clock.read_s()):
+            return
+        if self.failure:
+            return
         if self.sync is None or len(self.members()) < self.world.min_in_sync:
             return
         offset = self.disk.offset_of(message)
         if offset is None:
             offset = len(self.disk.log)
             self.disk.append([(self.role.epoch, message)])
+        self._first_pending_end = min(self._first_pending_end, offset + 1) if self.pending else offset + 1
         self.pending.append((offset + 1, message, self.role.epoch))
         incarnation, target = self.disk.incarnation, len(self.disk.log)
         if self.world.async_flush:
             self._flushed(incarnation, target)
         else:
-            self.world.at(self.world.rng.uniform(0.0005, 0.02), lambda: self._flushed(incarnation, target))
+            self.world.at(self.world.rng.uniform(0.0005, 0.02), self._flushed, incarnation, target)
 
-    def _unless_unfenced(self, check: Callable[[], None]) -> None:
-        if not self.world.bugs.skip_fencing:
-            check()
+    def _check_asked(self, epoch: int) -> None:
+        if self._checks_role:
+            self.role.check_asked(epoch)
+
+    def _check_chunk(self, epoch: int) -> None:
+        if self._checks_role:
+            self.role.check_chunk(epoch)
 
     def _flushed(self, incarnation: int, end: int) -> None:
-        if not self.alive or self.disk.incarnation != incarnation or self.is_disk_broken:
+        if not self.alive or self.disk.incarnation != incarnation or self.failure:
             return
         if self.paused:
-            self._held.append(lambda: self._flushed(incarnation, end))
+            self._held.append((self._flushed, (incarnation, end)))
             return
         self.disk.flushed = max(self.disk.flushed, min(end, len(self.disk.log)))
         self._settle()
@@ -263,19 +269,23 @@ class Node:
     def _settle(self) -> None:
         """Acknowledge the records that all members of the sync state set hold, and make the records visible to
         consumers."""
-        if self.sync is None:
+        sync, now_s = self.sync, self.clock.read_s()
+        if sync is None:
             return
-        self.sync.flushed(self.disk.flushed, self.clock.read_s())
-        if self.is_disk_broken or not (self.role.leads(self.clock.read_s()) or self.world.bugs.skip_fencing):
+        sync.flushed(self.disk.flushed, now_s)
+        if self.failure or (self._checks_role and not self.role.leads(now_s)):
             return
-        limit = self.disk.flushed if self.world.bugs.acknowledge_early else self.sync.confirm_offset
+        limit = self.disk.flushed if self.world.bugs.acknowledge_early else sync.confirm_offset
         self.visible = max(self.visible, limit)
-        self._note_confirmed(self.sync.confirm_offset)
+        self._note_confirmed(sync.confirm_offset)
+        if not self.pending or not self._has_copies(self._first_pending_end, limit):
+            return
         settled = [entry for entry in self.pending if self._has_copies(entry[0], limit)]
         for _, message, epoch in settled:
             self.world.checks.acknowledge(epoch, self.name, message)
             self.world.client.answered(self.name, message)
-        self.pending = [entry for entry in self.pending if entry not in settled]
+        self.pending = [entry for entry in self.pending if not self._has_copies(entry[0], limit)]
+        self._first_pending_end = min((end for end, _, _ in self.pending), default=0)
 
     def _has_copies(self, end: int, limit: int) -> bool:
         if self.world.all_ack:
@@ -292,21 +302,20 @@ class Node:
     def give_epochs(self, asker: Node, epoch: int) -> None:
         self.role.check_asked(epoch)
         epochs, end = list(self.disk.epochs), self.given_end
-        self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
+        self._answer(asker, asker.take_epochs, epoch, epochs, end)
 
-    def _answer(self, asker: Node, answer: Callable[[], None]) -> None:
-        """Send an answer to the process that made the request. If that process has ended, drop the answer, because its
-        connection has ended, too."""
-        incarnation = asker.disk.incarnation
+    def _answer(self, asker: Node, take: Callable[..., None], *args: Any) -> None:
+        """Send an answer to the process that made the request: its `take(*args)` gets the answer. If that process has
+        ended, drop the answer, because its connection has ended, too."""
+        self.world.send((self.name, asker.name), None, asker.deliver_to, (asker.disk.incarnation, take, args))
 
-        def deliver() -> None:
-            if asker.disk.incarnation == incarnation:
-                asker.deliver(answer)
-
-        self.world.send(self.name, asker.name, deliver)
+    def deliver_to(self, incarnation: int, action: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Deliver a message that only one process of the replica may receive; a later process does not get it."""
+        if self.disk.incarnation == incarnation:
+            self.deliver(action, args)
 
     def take_ack(self, follower: int, store_id: str, epoch: int, acked: int) -> None:
-        self._unless_unfenced(lambda: self.role.check_asked(epoch))
+        self._check_asked(epoch)
         if self.sync is not None:
             self.sync.asked(follower, store_id, acked, self.clock.read_s())
             self._settle()
@@ -315,26 +324,34 @@ class Node:
         self.take_ack(asker.name, store_id, epoch, acked)
         if self.sync is None:
             return
-        end = min([self.given_end, start + CHUNK_MAX, *(hole for hole in self.disk.damaged if hole > start)])
+        end = min(self.given_end, start + CHUNK_MAX)
+        if self.disk.damaged:
+            end = min([end, *(hole for hole in self.disk.damaged if hole > start)])
         is_hole = start in self.disk.damaged and start < end
         if is_hole and not self.holes.may_give(start):
             return
         records = self.disk.log[start : start + 1 if is_hole else end]
         records = [record for record in records if record[0] == records[0][0]]
-        entry = next((e for e in self.disk.epochs if records and e.epoch == records[0][0]), None)
+        entry = next((e for e in self.disk.epochs if e.epoch == records[0][0]), None) if records else None
         confirm = self.sync.confirm_offset
-        self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm, is_hole=is_hole))
+        self._answer(asker, asker.take_log, epoch, start, records, entry, confirm, is_hole)
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
         """Send a slave the intact records for the slave's holes (damaged records), and request the records for this
         master's holes."""
-        self._unless_unfenced(lambda: self.role.check_asked(epoch))
+        self._check_asked(epoch)
         parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
-        self._answer(asker, lambda: asker.take_parts(epoch, parts, holes))
+        self._answer(asker, asker.take_parts, epoch, parts, holes)
+
+    def give_parts_and_log(
+        self, asker: Node, epoch: int, wanted: list[int], store_id: str, start: int, acked: int
+    ) -> None:
+        self.give_parts(asker, epoch, wanted)
+        self.give_log(asker, store_id, epoch, start, acked)
 
     def take_slave_parts(self, slave: int, epoch: int, parts: list[tuple[int, Record | None]]) -> None:
-        self._unless_unfenced(lambda: self.role.check_asked(epoch))
-        if not self.is_disk_broken:
+        self._check_asked(epoch)
+        if not self.failure:
             self.holes.mend(parts, slave, of_master=True)
 
     def _note_confirmed(self, offset: int) -> None:
@@ -351,38 +368,31 @@ class Node:
             return
         if not self.paused:
             self._ask()
-        self.world.at(0.05, lambda: self._loop(incarnation))
+        self.world.at(0.05, self._loop, incarnation)
 
     def _ask(self) -> None:
         if self.role.role is not ReplicaRole.SLAVE or self.role.master is None:
             return
-        master, epoch = self.world.nodes[self.role.master], self.role.epoch
-        store_id, start, acked = self.disk.store_id, len(self.disk.log), self.disk.flushed
-
-        self.holes.mended = self.holes.mended or not self.world.has_rot
-        mends = (
-            self.world.has_rot
-            and self.handshaken
-            and (not self.holes.mended or self.world.now - self._mended_s >= MEND_S)
-        )
-        wanted = sorted(self.disk.damaged)
-        if mends:
-            self._mended_s = self.world.now
-
-        def ask() -> None:
-            if mends:
-                master.give_parts(self, epoch, wanted)
-            if handshaken and mended:
-                master.give_log(self, store_id, epoch, start, acked)
-            elif not handshaken:
-                master.give_epochs(self, epoch)
-
-        handshaken, mended = self.handshaken, self.holes.mended
-        self.world.send(self.name, master.name, lambda: master.deliver(ask))
+        world, disk, epoch = self.world, self.disk, self.role.epoch
+        master = world.nodes[self.role.master]
+        store_id, start, acked = disk.store_id, len(disk.log), disk.flushed
+        self.holes.mended = self.holes.mended or not world.has_rot
+        give: Callable[..., None]
+        request: tuple[Any, ...]
+        if not self.handshaken:
+            give, request = master.give_epochs, (self, epoch)
+        elif world.has_rot and (not self.holes.mended or world.now - self._mended_s >= MEND_S):
+            self._mended_s, wanted = world.now, sorted(disk.damaged)
+            give, request = master.give_parts, (self, epoch, wanted)
+            if self.holes.mended:
+                give, request = master.give_parts_and_log, (self, epoch, wanted, store_id, start, acked)
+        else:
+            give, request = master.give_log, (self, store_id, epoch, start, acked)
+        world.send((self.name, master.name), master.deliver, give, request)
 
     def take_epochs(self, epoch: int, epochs: list[EpochEntry], end: int) -> None:
-        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if self.handshaken or self.is_disk_broken:
+        self._check_chunk(epoch)
+        if self.handshaken or self.failure:
             return
         my_end = len(self.disk.log)
         common = min(common_end(self.disk.epochs, my_end, epochs, end) or 0, my_end)
@@ -403,8 +413,8 @@ class Node:
     def take_parts(self, epoch: int, parts: list[tuple[int, Record | None]], holes: list[int]) -> None:
         """Repair this slave's holes (damaged records) with the master's records, and send the master the records for
         the master's holes."""
-        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if self.is_disk_broken or not self.handshaken or self.role.master is None:
+        self._check_chunk(epoch)
+        if self.failure or not self.handshaken or self.role.master is None:
             return
         self.holes.mend(parts, self.role.master, of_master=False)
         self.holes.mended = True
@@ -414,9 +424,7 @@ class Node:
                     self.holes.take(offset)
         master, name, found = self.world.nodes[self.role.master], self.name, self.holes.parts(holes)
         if holes:
-            self.world.send(
-                name, master.name, lambda: master.deliver(lambda: master.take_slave_parts(name, epoch, found))
-            )
+            self.world.send((name, master.name), master.deliver, master.take_slave_parts, (name, epoch, found))
 
     def take_log(
         self,
@@ -425,16 +433,10 @@ class Node:
         records: list[Record],
         entry: EpochEntry | None,
         confirm: int,
-        *,
-        is_hole: bool = False,
+        is_hole: bool,
     ) -> None:
-        self._unless_unfenced(lambda: self.role.check_chunk(epoch))
-        if (
-            self.is_disk_broken
-            or not self.handshaken
-            or start != len(self.disk.log)
-            or start - self.disk.flushed > CHUNK_MAX
-        ):
+        self._check_chunk(epoch)
+        if self.failure or not self.handshaken or start != len(self.disk.log) or start - self.disk.flushed > CHUNK_MAX:
             return
         if entry is not None and (not self.disk.epochs or self.disk.epochs[-1].epoch < entry.epoch):
             self.disk.epochs.append(entry)
@@ -449,7 +451,7 @@ class Node:
         if records:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
             delay_s = 0.0 if self.world.async_flush else self.world.rng.uniform(0.0005, 0.02)
-            self.world.at(delay_s, lambda: self._copied(incarnation, end))
+            self.world.at(delay_s, self._copied, incarnation, end)
             self._ask()  # request the next chunk of the log while this chunk is being flushed
 
     def _copied(self, incarnation: int, end: int) -> None:
@@ -460,9 +462,5 @@ class Node:
         if self.role.role is not ReplicaRole.SLAVE or self.role.master is None or not self.handshaken:
             return
         master = self.world.nodes[self.role.master]
-        name, store_id, epoch, acked = self.name, self.disk.store_id, self.role.epoch, self.disk.flushed
-
-        def acknowledge() -> None:
-            master.take_ack(name, store_id, epoch, acked)
-
-        self.world.send(name, master.name, lambda: master.deliver(acknowledge))
+        ack = self.name, self.disk.store_id, self.role.epoch, self.disk.flushed
+        self.world.send((self.name, master.name), master.deliver, master.take_ack, ack)

@@ -11,10 +11,10 @@ that must hold during and after a simulation. The clock, the network and the fau
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from placement.election import FIXED_MASTER, ControlRules
@@ -59,6 +59,13 @@ ALL_FAULTS = (
     *("rot", "rot each", "rot all", "shorten", "shorten all", "accounts", "wipe", "disk", "clock", "clock"),
 )
 """All kinds of faults, for simulations in which they happen together."""
+
+
+Action = Callable[..., object]
+Deliver = Callable[[Action, tuple[Any, ...]], None]
+Event = tuple[float, int, tuple[int, int] | None, Deliver | None, Action, tuple[Any, ...]]
+"""An event of a simulation: its time, its number, and the arguments of World.send. An event that is no message has no
+path."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class World:
         drift: float = DRIFT_MAX,
     ) -> None:
         self.rng = random.Random(seed)
+        self._draw = self.rng.random
         self.clock_dice, self.drift = random.Random(seed * 104_729 + 5), drift
         self.bugs, self.fixed, self.all_ack, self.async_flush = bugs, fixed, all_ack, async_flush
         self.min_in_sync = min_in_sync if all_ack else replicas
@@ -120,7 +128,7 @@ class World:
         self.has_rot = False
         """True if disks damage records in this simulation. If False, replicas do not request intact records from each
         other."""
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[Event] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
         self.loss = self.rng.choice([0.0, 0.01, 0.1])
@@ -132,6 +140,7 @@ class World:
         )
         self.planned = frozenset(range(replicas))
         self.nodes = {name: Node(self, name) for name in range(replicas)}
+        self._pickable = list(self.nodes.values())
         self.changes = 0
         """Number of steps of changes of the group's replicas."""
         self.removed: frozenset[int] = frozenset()
@@ -146,14 +155,15 @@ class World:
         the replica does not answer, or if no process has found the damage of the other copies yet.
         """
         self.changes += 1
-        leaving, before = members.removed - self.removed, _intact(self) & _damaged(self)
+        leaving, before = members.removed - self.removed, _mendable(self)
         self.removed = members.removed
         answering = self.controller.control.reporting(self.controller.clock.read_s())
         found = set().union(*(node.disk.named if node.alive else () for node in _group(self)))
-        lost = before - _intact(self)
+        lost = {record for record in before if not _is_intact(self, record)}
         self.note_destroyed({record for record in lost if not leaving & answering or record[0] not in found})
         for name in sorted(members.joining - self.nodes.keys()):
             self.nodes[name] = Node(self, name)
+        self._pickable = list(self.nodes.values())
         for name in sorted(members.removed):
             self.at(self.rng.uniform(0.0, 3.0), self.nodes[name].remove)
 
@@ -174,9 +184,10 @@ class World:
         """Record that a fault destroyed the last intact copy of each of the given log records."""
         self.destroyed |= {message for _, _, message in records}
 
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+    def at(self, delay_s: float, action: Action, *args: Any) -> None:
+        """Call `action(*args)` after a delay."""
         self._count += 1
-        heapq.heappush(self._events, (self.now + delay_s, self._count, action))
+        heappush(self._events, (self.now + delay_s, self._count, None, None, action, args))
 
     def delay_accounts(self, replica: int, for_s: float) -> None:
         """Delay the status reports that a replica sends to the Controller in the next `for_s` seconds."""
@@ -188,19 +199,48 @@ class World:
         late = self.now < self._late_accounts_until_s.get(replica, 0.0)
         return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
 
-    def send(self, sender: int, receiver: int, deliver: Callable[[], None], *, late_s: float = 0.0) -> None:
+    def send(
+        self,
+        path: tuple[int, int],
+        deliver: Deliver | None,
+        action: Action,
+        args: tuple[Any, ...],
+        *,
+        late_s: float = 0.0,
+    ) -> None:
         """Send a message through the simulated network: deliver it after a random delay, or lose it. Messages may
-        overtake each other."""
-        if self.rng.random() < self.loss or (sender, receiver) in self.cut:
+        overtake each other.
+
+        `path`: the sender and the receiver. `deliver`: the receiver's method that calls `action(*args)` when its
+        process runs; None if the receiver always runs.
+        """
+        draw = self._draw
+        if draw() < self.loss or path in self.cut:
             return
-        slow = self.rng.random() < 0.02
-        delay_s = self.rng.uniform(0.1, 3.0) if slow else self.rng.uniform(0.0005, 0.02)
-        self.at(delay_s + late_s, lambda: None if (sender, receiver) in self.cut else deliver())
+        # These are the numbers of random.uniform, without a further call for each message.
+        delay_s = 0.1 + (3.0 - 0.1) * draw() if draw() < 0.02 else 0.0005 + (0.02 - 0.0005) * draw()
+        self._count += 1
+        heappush(self._events, (self.now + (delay_s + late_s), self._count, path, deliver, action, args))
+
+    def pick_node(self) -> Node:
+        """Return a random replica. The choice is that of random.choice, which costs three calls of Python."""
+        nodes, getrandbits = self._pickable, self.rng.getrandbits
+        bits = len(nodes).bit_length()
+        index = getrandbits(bits)
+        while index >= len(nodes):
+            index = getrandbits(bits)
+        return nodes[index]
 
     def run(self, until_s: float) -> None:
-        while self._events and self._events[0][0] <= until_s:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
+        events = self._events
+        while events and events[0][0] <= until_s:
+            self.now, _, path, deliver, action, args = heappop(events)
+            if path is not None and path in self.cut:
+                continue
+            if deliver is None:
+                action(*args)
+            else:
+                deliver(action, args)
         self.now = until_s
 
     def heal(self) -> None:
@@ -285,9 +325,9 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
-            before = _intact(world) & _damaged(world)
+            before = _mendable(world)
             node.wipe()
-            world.note_destroyed(before - _intact(world))
+            world.note_destroyed({record for record in before if not _is_intact(world, record)})
             world.at(rng.uniform(0.3, 4.0), node.start)
     elif kind in ("shorten", "shorten all", "shorten all below the floor"):
         _shorten(world, rng, node, everybody=kind != "shorten", below_floor=kind.endswith("floor"))
@@ -358,8 +398,8 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
     else:
         end = rng.randint(rng.choice([0, floor]), node.disk.flushed)
-    lost = {record for record in node.disk.intact() if record[0] >= end}
-    if _damaged(world) & lost - _intact(world, node):
+    lost = {record for record in _damaged(world) if record[0] >= end and node.disk.has_intact(record)}
+    if not all(_is_intact(world, record, node) for record in lost):
         return
     for one, after_s in restarts_s.items():
         world.nodes[one].kill(power=False)
@@ -390,11 +430,12 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
         ]
     elif not _have_everything(world) - {node.name}:
         return
-    before = _intact(world)
+    # The fault damages only records at this offset. So no other record can lose its last intact copy.
+    before = {(offset, *one.disk.log[offset]) for one in _group(world) if one.disk.is_intact(offset)}
     for one in victims:
         one.rot(offset)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    world.note_destroyed(before - _intact(world))
+    world.note_destroyed({record for record in before if not _is_intact(world, record)})
 
 
 def _rot_each(world: World, rng: random.Random) -> None:
@@ -402,18 +443,24 @@ def _rot_each(world: World, rng: random.Random) -> None:
     Afterwards no replica has an intact log, but the replicas can repair each other. The last record of a log is never
     damaged."""
     for node in world.nodes.values():
-        here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
-        offsets = sorted(offset for offset, _, _ in here & _intact(world, node))
+        here = (offset for offset in range(node.disk.last_intact) if node.disk.is_intact(offset))
+        offsets = [offset for offset in here if _is_intact(world, (offset, *node.disk.log[offset]), node)]
         node.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), node.start)
         if offsets:
             node.rot(rng.choice(offsets))
 
 
-def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
-    """Return offset, epoch and message of each record that is intact on at least one disk of the group. The disk of
-    `besides` does not count."""
-    return set().union(*(node.disk.intact() for node in _group(world) if node is not besides))
+def _is_intact(world: World, record: tuple[int, int, int], besides: Node | None = None) -> bool:
+    """Return True if a record is intact on at least one disk of the group. The disk of `besides` does not count.
+    `record`: offset, epoch and message."""
+    return any(node.disk.has_intact(record) for node in _group(world) if node is not besides)
+
+
+def _mendable(world: World) -> set[tuple[int, int, int]]:
+    """Return offset, epoch and message of each record that is damaged on a disk of the group, and intact on another
+    disk of the group."""
+    return {record for record in _damaged(world) if _is_intact(world, record)}
 
 
 def _damaged(world: World) -> set[tuple[int, int, int]]:
