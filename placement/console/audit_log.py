@@ -16,7 +16,8 @@ from typing import Final
 
 from raymq.client.admin.browse import Span, read_cursor, read_page
 from raymq.client.client import Client
-from raymq.client.consumer.pull_once import CheckedFetch, read_checked
+from raymq.client.consumer.pull_once import CheckedFetch, read_checked, stored_times
+from raymq.client.consumer.repair_wait import read_repaired, wait_at_stores
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue, SystemMessage
 from raymq.common.names import SYSTEM_PREFIX
@@ -36,6 +37,7 @@ class AuditLog:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._repairs = wait_at_stores(self._storage)
 
     def write(self, entry: AuditEntry) -> None:
         """Store an audit entry as durably as any message. Raises ServiceNotAvailableError if no broker group accepts
@@ -61,7 +63,9 @@ class AuditLog:
         )
 
     def read(self, limit: int, cursor: str | None) -> AuditPage:
-        """Return at most `limit` audit entries, newest first, and the cursor of the next page."""
+        """Return at most `limit` audit entries, newest first, and the cursor of the next page. Waits a few seconds for
+        the repair of damaged entries. The outcome of an entry that stays damaged is the reason why it cannot be
+        read."""
         page = read_page(
             self._spans() if cursor is None else read_cursor(AUDIT_TOPIC, cursor)[0],
             self._fetch,
@@ -71,7 +75,7 @@ class AuditLog:
             max_scanned=max(limit, 1),
             in_time=lambda: True,
         )
-        return AuditPage(tuple(_entry(message) for message in page.messages), page.cursor)
+        return AuditPage(tuple(map(_entry, page.messages, stored_times(page.messages))), page.cursor)
 
     def _spans(self) -> list[Span]:
         spans = []
@@ -81,12 +85,16 @@ class AuditLog:
         return spans
 
     def _fetch(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[CheckedFetch]:
-        fetches = []
-        for queue, offset, count in wanted:
-            request = FetchRequest(AUDIT_TOPIC, 0, offset, count)
+        return [self._fetch_one(*one) for one in wanted]
+
+    def _fetch_one(self, queue: MessageQueue, offset: int, count: int) -> CheckedFetch:
+        request = FetchRequest(AUDIT_TOPIC, 0, offset, count)
+
+        def read() -> CheckedFetch:
             [result] = self._storage(queue.broker_name).fetch([request], _READ_BYTES, 0.0, AUDIT_CALL_TIMEOUT_S)
-            fetches.append(read_checked(result, queue, offset))
-        return fetches
+            return read_checked(result, queue, offset)
+
+        return read_repaired(read, lambda fetched: {queue: fetched.damaged}, self._repairs)
 
     def _storage(self, broker_name: str) -> StorageClient:
         data = self._client.admin.brokers().get(broker_name)
@@ -95,5 +103,7 @@ class AuditLog:
         return self._client.storages.get(data.storages[MASTER_ID])
 
 
-def _entry(message: MessageExt) -> AuditEntry:
+def _entry(message: MessageExt, stored_ms: int) -> AuditEntry:
+    if (error := message.body_error) is not None:
+        return AuditEntry(stored_ms, "", "", "", "", outcome=str(error))
     return AuditEntry(**json.loads(message.body))

@@ -3,7 +3,7 @@ are due next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, AdminBase
 from raymq.client.consumer.pull_once import read_alone
-from raymq.client.consumer.repair_wait import REPORT_TIMEOUT_S, RepairWait, is_damage, read_repaired
+from raymq.client.consumer.repair_wait import is_damage, read_repaired, wait_at_stores
 from raymq.common.errors import BodyUnreadableError, ServiceNotAvailableError
 from raymq.common.message import PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, bounded
 from raymq.common.protocol.route import MASTER_ID, BrokerData
-from raymq.common.protocol.store import DelayedInStore, QueuePosition, RepairState
+from raymq.common.protocol.store import DelayedInStore, QueuePosition
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients
@@ -73,8 +73,7 @@ class DelayedAdmin(AdminBase):
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         super().__init__(routes, storages)
-        # Delay queues have no route, so this object finds their master in the list of broker groups.
-        self._delay_repairs = RepairWait(self._report_delayed, lambda queue: None)
+        self._delay_repairs = wait_at_stores(lambda broker_name: self._master_of(self._routes.brokers(), broker_name))
 
     @bounded(begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS, limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
@@ -102,11 +101,6 @@ class DelayedAdmin(AdminBase):
             found += group.found
         found.sort(key=lambda one: (one.due_ms, one.message.queue, one.message.queue_offset))
         return Delayed(levels, tuple(hours), late_ms, tuple(found[:limit]), truncated or len(found) > limit)
-
-    def _report_delayed(self, queue: MessageQueue, positions: Sequence[QueuePosition]) -> list[RepairState]:
-        """Report damaged records of a delay queue to the master of its broker group."""
-        master = self._master_of(self._routes.brokers(), queue.broker_name)
-        return master.report_damage(positions, REPORT_TIMEOUT_S)
 
     def _master_of(self, brokers: Mapping[str, BrokerData], broker_name: str) -> StorageClient:
         data = brokers.get(broker_name)

@@ -28,6 +28,7 @@ from raymq.common.protocol.store import REPORT_MAX, QueuePosition, RepairState
 from raymq.records.format.crc import SEAL_WRONG
 from raymq.records.format.decode import CRC_WRONG
 from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 READ_REPAIR_WAIT_S: Final = 15.0
@@ -78,6 +79,16 @@ def wait_at_masters(routes: RouteSource, storages: StorageClients) -> RepairWait
 
     def report(queue: MessageQueue, positions: Sequence[QueuePosition]) -> list[RepairState]:
         return report_to_master(routes, storages, queue, [position.queue_offset for position in positions])
+
+    return RepairWait(report, lambda queue: None)
+
+
+def wait_at_stores(storage_of: Callable[[str], StorageClient]) -> RepairWait:
+    """Return the RepairWait of a reader of queues that have no route, and that looks again by itself.
+    `storage_of(broker_name)` returns the master of a broker group."""
+
+    def report(queue: MessageQueue, positions: Sequence[QueuePosition]) -> list[RepairState]:
+        return storage_of(queue.broker_name).report_damage(positions, REPORT_TIMEOUT_S)
 
     return RepairWait(report, lambda queue: None)
 

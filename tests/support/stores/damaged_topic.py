@@ -3,7 +3,7 @@ because a bit of it is flipped, or because its compressed body is garbage or a d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from raymq.records.format.encode import encode_batch
 from storage.message_store import MessageStore
 from tests.support.stores.damage import FIELDS, flip
 from tests.support.stores.lying_bodies import lying_batch, lying_bodies
-from tests.support.stores.stores import open_store
+from tests.support.stores.stores import LOG_FILE_BYTES, open_store
 
 TOPIC = "orders"
 FILE_BYTES = 1 << 20
@@ -69,34 +69,48 @@ class _Repairable(SoleReplica):
         return True
 
 
-def repair_after_reports(damaged: DamagedTopic, root: Path) -> list[int]:
-    """Let another replica repair the topic, whose store is at `root`, after its second report. Returns a list to which
-    each report adds its number of records."""
-    reports: list[int] = []
+class ReportedStore:
+    """The reports of damage to a master whose store is at `root`. At the second report, another replica's bytes repair
+    the store.
 
-    def report(positions: list[QueuePosition], timeout_s: float) -> list[RepairState]:
-        states = _Repairable(damaged.store).report_damage(positions)
-        reports.append(len(positions))
-        if len(reports) == 2:
-            assert damaged.store.reported.settle(60.0)
-            repair(damaged, root)
+    `flips`: the physical offset and the field of each flipped bit; a test may add entries. `positions`: the positions
+    of each report. `replica`: the replica that answers the reports.
+    """
+
+    def __init__(
+        self, store: MessageStore, root: Path, flips: Iterable[tuple[int, str]], *, file_size: int = LOG_FILE_BYTES
+    ) -> None:
+        self._store, self._root, self._file_size = store, root, file_size
+        self.flips = list(flips)
+        self.positions: list[list[QueuePosition]] = []
+        self.replica: SoleReplica = _Repairable(store)
+
+    def report_damage(self, positions: list[QueuePosition], timeout_s: float) -> list[RepairState]:
+        states = self.replica.report_damage(positions)
+        self.positions.append(list(positions))
+        if len(self.positions) == 2:
+            assert self._store.reported.settle(60.0)
+            self._repair()
         return states
 
-    damaged.storage.report_damage = report
-    return reports
+    def _repair(self) -> None:
+        for place, field in self.flips:
+            flip(self._root, place, field, file_size=self._file_size)
+        log = b"".join(path.read_bytes() for path in sorted((self._root / "commitlog").iterdir()))
+        for hole in self._store.mender.holes:
+            self._store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
 
 
-def repair(damaged: DamagedTopic, root: Path) -> None:
-    """Undo the damage of a topic, as another replica's bytes do."""
+def repair_after_reports(damaged: DamagedTopic, root: Path) -> list[list[QueuePosition]]:
+    """Let another replica repair the topic, whose store is at `root`, after its second report. Returns a list to which
+    each report adds its positions."""
     queue = damaged.store._parts.queues.get_plain(TOPIC, 0)
     assert queue is not None
-    for offset, kind in damaged.kinds.items():
-        place = int(queue.units(offset, 1)[0]["physical_offset"])
-        flip(root, place, kind.removeprefix("flipped "), file_size=FILE_BYTES)
-    [path] = [path for path in (root / "commitlog").iterdir() if any(path.read_bytes())]
-    log = path.read_bytes()
-    for hole in damaged.store.mender.holes:
-        damaged.store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
+    places = {offset: int(queue.units(offset, 1)[0]["physical_offset"]) for offset in damaged.kinds}
+    flips = [(places[offset], kind.removeprefix("flipped ")) for offset, kind in damaged.kinds.items()]
+    reported = ReportedStore(damaged.store, root, flips, file_size=FILE_BYTES)
+    damaged.storage.report_damage = reported.report_damage
+    return reported.positions
 
 
 @contextmanager

@@ -19,35 +19,27 @@ from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import Message
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.common.protocol.route import BrokerData
-from raymq.common.protocol.store import QueuePosition, RepairState
+from raymq.common.protocol.store import QueuePosition
 from raymq.records.format.encode import WaitingBatch, encode_batch
 from raymq.tools import cli
 from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S, connect_commands
 from tests.support.stores.clocks import Clock
 from tests.support.stores.damage import FIELDS, flip
+from tests.support.stores.damaged_topic import ReportedStore
 from tests.support.stores.stores import open_store
 
 BODIES = [b"level", b"timer"]
 
 
-class _Repairable(SoleReplica):
-    """A master whose damaged ranges another replica may have intact."""
-
-    def _may_be_mended(self, hole: Any) -> bool:
-        return True
-
-
 class Delays:
-    """A store in which one message waits with a delay level, and one with a delivery time. After the second report of
-    damage, another replica repairs the store."""
+    """A store in which one message waits with a delay level, and one with a delivery time. At the second report of
+    damage, another replica's bytes repair the store."""
 
     def __init__(self, root: Path, store: MessageStore, clock: Clock) -> None:
         self.root, self.store = root, store
         self.storages = {0: "storage-broker-a-0"}
-        self.reports: list[list[QueuePosition]] = []
-        self.flipped: list[tuple[int, str]] = []
-        self.replica: SoleReplica = _Repairable(store)
+        self.reported = ReportedStore(store, root, [])
         due_ms = clock.now_ms + 20_000
         kept = [
             (Message("orders", BODIES[0], delay_level=3), SCHEDULE_TOPIC, 2),
@@ -66,30 +58,18 @@ class Delays:
         def brokers() -> dict[str, BrokerData]:
             return {"broker-a": BrokerData("c", "broker-a", self.storages)}
 
-        storage = SimpleNamespace(control=self._control, report_damage=self._report)
+        storage = SimpleNamespace(control=self._control, report_damage=self.reported.report_damage)
         routes = SimpleNamespace(brokers=brokers)
         return Admin(routes, SimpleNamespace(get=lambda name: storage))  # type: ignore[arg-type]  # stand-ins
 
     def flip(self, number: int, field: str) -> None:
         """Flip a bit in a field of a message's record."""
         flip(self.root, self.places[number], field)
-        self.flipped.append((self.places[number], field))
+        self.reported.flips.append((self.places[number], field))
 
     def _control(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         assert method == "delayed"
         return self.store.schedule.waiting(*arguments)
-
-    def _report(self, positions: list[QueuePosition], timeout_s: float) -> list[RepairState]:
-        states = self.replica.report_damage(positions)
-        self.reports.append(list(positions))
-        if len(self.reports) == 2:
-            assert self.store.reported.settle(60.0)
-            for place, field in self.flipped:
-                flip(self.root, place, field)
-            log = b"".join(path.read_bytes() for path in sorted((self.root / "commitlog").iterdir()))
-            for hole in self.store.mender.holes:
-                self.store.mender.mend(hole.offset, log[hole.offset : hole.end_offset])
-        return states
 
 
 @pytest.fixture
@@ -115,7 +95,7 @@ def listed(delays: Delays) -> list[bytes | None]:
 def test_a_damaged_delayed_message_is_listed_after_its_repair(delays: Delays, number: int, field: str) -> None:
     delays.flip(number, field)
     assert listed(delays) == BODIES
-    assert delays.reports[0] == [delays.positions[number]]
+    assert delays.reported.positions[0] == [delays.positions[number]]
 
 
 def test_two_damaged_delayed_messages_are_listed_after_their_repair(delays: Delays) -> None:
@@ -126,19 +106,19 @@ def test_two_damaged_delayed_messages_are_listed_after_their_repair(delays: Dela
 
 def test_a_delayed_message_that_no_replica_has_is_listed_at_once_as_damaged(delays: Delays) -> None:
     delays.flip(0, "body")
-    delays.replica = SoleReplica(delays.store)
-    delays.replica.report_damage([delays.positions[0]])
+    delays.reported.replica = SoleReplica(delays.store)
+    delays.reported.replica.report_damage([delays.positions[0]])
     assert delays.store.reported.settle(60.0)
     assert listed(delays) == [None, BODIES[1]]
-    assert delays.reports == [[delays.positions[0]]]
+    assert delays.reported.positions == [[delays.positions[0]]]
 
 
 def test_the_command_shows_why_a_delayed_message_cannot_be_read(
     delays: Delays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays.flip(0, "magic")
-    delays.replica = SoleReplica(delays.store)
-    delays.replica.report_damage([delays.positions[0]])
+    delays.reported.replica = SoleReplica(delays.store)
+    delays.reported.replica.report_damage([delays.positions[0]])
     assert delays.store.reported.settle(60.0)
     connect_commands(monkeypatch, SimpleNamespace(admin=delays.admin))
     done = CliRunner().invoke(cli.cli, ["delayed", "--json"])
@@ -151,7 +131,7 @@ def test_the_command_shows_why_a_delayed_message_cannot_be_read(
 
 def test_intact_delayed_messages_are_not_reported(delays: Delays) -> None:
     assert listed(delays) == BODIES
-    assert delays.reports == []
+    assert delays.reported.positions == []
 
 
 def test_a_broker_group_without_a_master_is_named(delays: Delays) -> None:
