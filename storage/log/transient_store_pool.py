@@ -19,6 +19,7 @@ import mmap
 import os
 import threading
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,7 +124,8 @@ class TransientStorePool:
         """
         with self._lock:
             if self._failure is not None:
-                raise self._failure
+                # Raise a copy: each raise of one error object makes its traceback longer.
+                raise copy(self._failure) from self._failure
             try:
                 for stretch in self._stretches.copy():
                     start, end = max(stretch.start, self.committed_offset), min(stretch.end, end_offset)

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final
 
 from raymq.client.consumer.assignment.assigned_queues import FENCE_AFTER_S, AssignedQueues
@@ -120,8 +121,11 @@ class GroupMember:
         """Raise the error of the last heartbeat if the group has never answered a heartbeat."""
         with self._lock:
             joined = self._core.joined
-        if not joined and self._failure is not None:
-            raise self._failure
+        failure = self._failure
+        if not joined and failure is not None:
+            # Raise a copy: each raise of one error object makes its traceback longer, and polls raise it again and
+            # again.
+            raise copy(failure) from failure
 
     def raise_refusal(self) -> None:
         """Raise SubscriptionConflictError if the group refuses this member. The group refuses a member while other

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.assignment.offset_committer import CommitThreads, OffsetCommitter, RemoteBrokerOffsetStore
@@ -52,9 +52,6 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import Spans
-
-if TYPE_CHECKING:
-    pass
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
 """Timeout in s of a call to a server about offsets, if the program's own thread makes the call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,13 @@ def test_after_a_failed_commit_every_later_one_fails_the_same_way(files, monkeyp
         patched.setattr(disk, "pwrite_all", refuse)
         with pytest.raises(OSError, match="Input/output error"):
             pool.commit(100, files)
-    with pytest.raises(OSError, match="Input/output error"):
-        pool.commit(100, files)
+    depths = set()
+    for _ in range(3):
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            pool.commit(100, files)
+        assert caught.value.errno == errno.EIO
+        depths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(depths) == 1, "the traceback of the stored error does not grow"
     assert pool.committed_offset == 0
 
 

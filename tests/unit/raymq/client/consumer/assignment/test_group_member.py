@@ -4,6 +4,7 @@ queues."""
 from __future__ import annotations
 
 import threading
+import traceback
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,7 @@ from raymq.client.consumer.assignment.group_member import GroupMember
 from raymq.client.consumer.pull.settings import PullSettings
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
 from raymq.client.consumer.subscription import Subscription
-from raymq.common.errors import RequestTimeoutError
+from raymq.common.errors import RaymqError, RequestTimeoutError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import CommitAnswer, QueueOffset
 from raymq.common.protocol.membership import AllocateStrategy, Allocation, GroupAssignment
@@ -143,6 +144,17 @@ def test_a_member_without_an_answer_releases_its_queues_when_its_lease_ends(scen
         scene.core._lease_until_s = 0.0
     scene.beats()
     assert scene.holding() == frozenset()
+
+
+def test_the_failure_of_a_member_that_never_joined_is_raised_again_and_again_without_growing(scene):
+    scene.group.fails = True
+    scene.join()
+    depths = set()
+    for _ in range(3):
+        with pytest.raises(RaymqError) as caught:
+            scene.member.raise_failure()
+        depths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(depths) == 1
 
 
 def test_at_its_end_it_leaves_and_holds_nothing(scene):
