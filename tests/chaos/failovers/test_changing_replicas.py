@@ -93,6 +93,8 @@ def test_replicas_are_added_removed_and_replaced_under_load_and_nothing_is_lost_
             two = await_change(mq, 2)
             await_sends()
             assert mq.admin.replicas(BROKER).min_in_sync_replicas == 2
+            shown = {"replication.replicas": 2, "replication.min_in_sync_replicas": 2}
+            eventually(lambda: mq.admin.config(BROKER)[BROKER].ordered == shown, "the numbers in admin.config")
             mq.admin.change_min_in_sync_replicas(BROKER, 1)
             two.fail_over()
             await_sends()
