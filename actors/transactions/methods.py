@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from actors.core.transactions.check_board import CheckBoard
@@ -40,7 +40,15 @@ class TransactionMethods:
         """Return the next transaction checks for a producer of `group`. The call also records that the producer is
         live. Raises IllegalNameError if the group's name is invalid."""
         with self._checks_lock:
-            return self._checks.take(check_group(group), client_id, time.monotonic())
+            return self._checks.take([check_group(group)], client_id, time.monotonic())
+
+    def take_group_checks(self, groups: Sequence[str], client_id: str) -> list[TransactionCheck]:
+        """Return the next transaction checks for a client that answers for several producer groups, such as a gateway.
+        The call also records that each group has a live producer. Raises IllegalNameError if a name is invalid."""
+        for group in groups:
+            check_group(group)
+        with self._checks_lock:
+            return self._checks.take(groups, client_id, time.monotonic())
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
         """Record that a producer of `group` has shut down, so that it no longer counts as live."""

@@ -44,6 +44,7 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "take_questions": list[Question],
     "answer_question": None,
     "take_transaction_checks": list[TransactionCheck],
+    "take_group_checks": list[TransactionCheck],
     "leave_transaction_checks": None,
     "start_receiving": None,
     "receive_messages": ReceiveAnswer,

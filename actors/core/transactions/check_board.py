@@ -9,6 +9,7 @@ current time as an argument.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from raymq.common.protocol.transactions import TransactionCheck
@@ -18,7 +19,7 @@ LIVE_S: Final = 10.0
 CHECKS_WAITING_MAX: Final = 2000
 """Maximum number of transaction checks of one group that wait for a producer."""
 CHECKS_TAKEN_MAX: Final = 32
-"""Maximum number of transaction checks that a producer gets in one poll."""
+"""Maximum number of transaction checks that a client gets in one poll."""
 
 
 class CheckBoard:
@@ -51,12 +52,16 @@ class CheckBoard:
             if len(waiting) > CHECKS_WAITING_MAX:
                 del waiting[next(iter(waiting))]
 
-    def take(self, group: str, client_id: str, now_s: float) -> list[TransactionCheck]:
-        """Return the next transaction checks for a producer of a group, and record the time of the producer's
-        poll."""
-        self._asked_s.setdefault(group, {})[client_id] = now_s
-        waiting = self._waiting.get(group, {})
-        return [waiting.pop(key) for key in list(waiting)[:CHECKS_TAKEN_MAX]]
+    def take(self, groups: Sequence[str], client_id: str, now_s: float) -> list[TransactionCheck]:
+        """Return the next transaction checks for a client that answers for producer groups, and record the time of the
+        client's poll for each group. The checks of the first groups come first."""
+        taken: list[TransactionCheck] = []
+        for group in groups:
+            self._asked_s.setdefault(group, {})[client_id] = now_s
+            waiting = self._waiting.get(group)
+            if waiting:
+                taken += [waiting.pop(key) for key in list(waiting)[: CHECKS_TAKEN_MAX - len(taken)]]
+        return taken
 
     def leave(self, group: str, client_id: str) -> None:
         """Remove a producer from the live producers of its group, because the producer has shut down."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from raymq.client.transactions.group_transactions import CHECK_CALL_TIMEOUT_S
 from raymq.common.errors import MessageIllegalError, RaymqError
 from raymq.common.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -75,7 +76,6 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
 
 
 CHECK_POLL_INTERVAL_S: Final = 1.0
-CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
 """Maximum number of transaction checks that run or wait for a thread in one producer. A producer drops further checks,
 because the broker sends each check again later."""

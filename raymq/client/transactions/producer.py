@@ -13,7 +13,6 @@ transaction in progress; it then returns UNKNOW.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -23,19 +22,17 @@ from msgspec import structs
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.transactions.checks import IMMUNITY_S, Check, CheckListener, half_message
+from raymq.client.transactions.group_transactions import end_transaction
 from raymq.common.closing import Closing
 from raymq.common.errors import InvalidArgumentError, RaymqError, TransactionError
 from raymq.common.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from raymq.common.numbers import bounded
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, LocalTransactionState
-from raymq.common.retry import persist_until
 from raymq.common.shipping import deferred_kind
 from raymq.records.format.message_id import parse_offset_message_id
-from raymq.remoting.master_locator import MasterLocator, RouteSource
+from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
 
-END_CALL_TIMEOUT_S: Final = 10.0
-"""Timeout in seconds of one attempt to end a transaction."""
 CHECK_THREADS_MAX: Final = 64
 
 logger = logging.getLogger(__name__)
@@ -275,19 +272,9 @@ class TransactionProducer(Closing):
             )
 
     def _end_at(self, broker_name: str, topic: str, order: EndTransactionRequest) -> EndResult:
-        """End a transaction at a broker group's master. Retries until the master answers or the send timeout has
-        passed."""
-        master = MasterLocator(broker_name, self._routes, self._storage)
-
-        def attempt(left_s: float) -> EndResult:
-            try:
-                return master.locate(topic).end_transaction(order, min(left_s, END_CALL_TIMEOUT_S))
-            except RaymqError as error:
-                if error.retryable:
-                    master.attempt_failed(topic)
-                raise
-
-        return persist_until(time.monotonic() + self._producer.settings.send_timeout_s, attempt)
+        """End a transaction at a broker group's master, within the send timeout."""
+        timeout_s = self._producer.settings.send_timeout_s
+        return end_transaction(broker_name, topic, order, timeout_s, routes=self._routes, storage=self._storage)
 
 
 def _run(

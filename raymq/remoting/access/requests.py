@@ -231,6 +231,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.change_invisible": Rule(_leases),
     "Broker.extend_invisible": Rule(_leases),
     "Broker.take_transaction_checks": _group(_PUB),
+    "Broker.take_group_checks": Rule(lambda given: [_on_group(group, _PUB) for group in given[0]]),
     "Broker.leave_transaction_checks": _group(_PUB),
     # Methods that read or change topics
     "Broker.auto_create_topic": _topic(_PUB, Action.CREATE),

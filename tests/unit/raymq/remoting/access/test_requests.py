@@ -62,6 +62,7 @@ def named(**values: object) -> SimpleNamespace:
         ("Storage.next_sequences", ("producer", 1, [("a", 0)]), ["Pub on Topic:a"]),
         ("Storage.next_sequences", ("producer", 1, [("a", 0), (TIMER_TOPIC, 0)]), ["Pub on Topic:a"]),
         ("Storage.end_transaction", (named(producer_group="g"),), ["Pub on Group:g"]),
+        ("Broker.take_group_checks", (["g", "h"], "c"), ["Pub on Group:g", "Pub on Group:h"]),
         ("Broker.send", ("orders", b"x"), ["Pub on Topic:orders"]),
         ("Broker.pull", ("g", "orders"), ["Sub on Group:g", "Sub on Topic:orders"]),
         ("Broker.receive_messages", (named(group="g", topics=("a",)),), ["Sub on Group:g", "Sub on Topic:a"]),
