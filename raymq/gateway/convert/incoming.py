@@ -73,6 +73,10 @@ def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -
     except MessageIllegalError as error:
         raise CallRefusedError(Code.BAD_REQUEST, str(error)) from None
     kind = _kind(properties.message_type, group, deliver_at_ms)
+    if kind is TopicMessageType.TRANSACTION and deliver_at_ms is not None:
+        raise CallRefusedError(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a transaction cannot have a delivery time"
+        )
     return IncomingMessage(with_added_properties(message, added) if added else message, group, kind)
 
 

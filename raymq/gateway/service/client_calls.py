@@ -1,12 +1,16 @@
 """Answers Heartbeat, NotifyClientTermination and the stream Telemetry, with which clients begin and end.
 
-Clients wait for the answer to their settings before they start. Python's client opens a broken stream again only with
+Clients wait for the answer to their settings before they start. The stream also brings a client the commands that
+wait for it, such as checks of transactions (`raymq.gateway.service.command_streams`).
+
+Python's client opens a broken stream again only with
 its next settings, minutes later; until then the heartbeats of such a client are answered OK, because no other call
 needs the settings.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -16,8 +20,10 @@ from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefuse
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.statuses import ok
+from raymq.gateway.convert.transactions import is_transactional
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.command_streams import CommandStream, CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.wire.enums import ClientType
 from raymq.gateway.wire.messages import (
@@ -25,6 +31,7 @@ from raymq.gateway.wire.messages import (
     HeartbeatResponse,
     NotifyClientTerminationRequest,
     NotifyClientTerminationResponse,
+    Resource,
     Settings,
     TelemetryCommand,
 )
@@ -33,12 +40,16 @@ from raymq.gateway.wire.table import SERVICE
 
 
 class ClientCalls:
-    """The calls about clients. `clients`: the clients of this process."""
+    """The calls about clients. `clients`, `streams`: the clients of this process, and their open streams."""
 
     def __init__(
-        self, cluster: GatewayCluster, clients: ConnectedClients, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: GatewayCluster,
+        clients: ConnectedClients,
+        streams: CommandStreams,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._clients, self._clock = cluster, clients, clock
+        self._cluster, self._clients, self._streams, self._clock = cluster, clients, streams, clock
 
     def handlers(self) -> Handlers:
         return {
@@ -67,25 +78,37 @@ class ClientCalls:
         return NotifyClientTerminationResponse(status=ok())
 
     async def _telemetry(self, call: CallContext, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Answer each settings of a client. Other commands answer questions of administrators, and need no answer."""
-        is_open = False
+        """Answer each settings of a client, and send the client the commands that wait for it."""
         try:
-            client_id = client_id_of(call)
+            stream = CommandStream(client_id_of(call))
         except RaymqError as error:
             raise StreamRefusedError(str(error)) from None
+        reader = asyncio.create_task(self._read(call, stream, requests))
+        reader.add_done_callback(lambda done: _end(stream, done))
         try:
-            async for data in requests:
-                command = self._parsed(data)
-                if command.WhichOneof("command") != "settings":
-                    continue
-                answer = await self._answer(call, client_id, command.settings)
-                if not is_open:
-                    self._clients.stream_opened(client_id)
-                    is_open = True
-                yield TelemetryCommand(status=ok(), settings=answer).SerializeToString()
+            while (command := await stream.next()) is not None:
+                yield command.SerializeToString()
+            await reader
         finally:
-            if is_open:
-                self._clients.stream_closed(client_id, self._clock())
+            reader.cancel()
+            self._streams.closed(stream)
+            if stream.is_open:
+                self._clients.stream_closed(stream.client_id, self._clock())
+
+    async def _read(self, call: CallContext, stream: CommandStream, requests: AsyncIterator[bytes]) -> None:
+        """Read the commands of a client. Raises StreamRefusedError at a command that breaks a rule."""
+        async for data in requests:
+            command = self._parsed(data)
+            # other commands answer questions of administrators, and need no answer
+            if command.WhichOneof("command") == "settings":
+                await self._settings(call, stream, command.settings)
+
+    async def _settings(self, call: CallContext, stream: CommandStream, settings: Settings) -> None:
+        answer = await self._answer(call, stream, settings)
+        if not stream.is_open:
+            self._clients.stream_opened(stream.client_id)
+            stream.is_open = True
+        await stream.answer(TelemetryCommand(status=ok(), settings=answer))
 
     @staticmethod
     def _parsed(data: bytes) -> TelemetryCommand:
@@ -94,20 +117,24 @@ class ClientCalls:
         except RaymqError as error:
             raise StreamRefusedError(str(error)) from None
 
-    async def _answer(self, call: CallContext, client_id: str, settings: Settings) -> Settings:
+    async def _answer(self, call: CallContext, stream: CommandStream, settings: Settings) -> Settings:
         """Return the answer to a client's settings, and register the client. Raises StreamRefusedError if the settings
         break a rule."""
         try:
             check_settings(settings)
+            topics: dict[str, Resource] = {}
             if settings.WhichOneof("pub_sub") == "publishing":
                 for resource in settings.publishing.topics:
-                    topic_of(namespace_of(resource, namespace_header(call)), resource)
+                    topic = topic_of(namespace_of(resource, namespace_header(call)), resource)
+                    if is_transactional(topic):
+                        topics[topic] = resource
                 group, answer = "", producer_settings(settings, self._cluster.max_body_bytes)
             else:
                 group, answer = await self._consumer(call, settings)
             kind = settings.client_type if settings.HasField("client_type") else ClientType.CLIENT_TYPE_UNSPECIFIED
+            self._streams.publishes(stream, topics)
             self._clients.active(
-                client_id, self._clock(), client_type=kind, group=group, language=settings.user_agent.language
+                stream.client_id, self._clock(), client_type=kind, group=group, language=settings.user_agent.language
             )
         except RaymqError as error:
             if error.retryable:
@@ -137,3 +164,11 @@ class ClientCalls:
                 # the topic may be created later; the client asks for its route then
                 continue
         return False
+
+
+def _end(stream: CommandStream, reader: asyncio.Task[None]) -> None:
+    """End a stream whose reader has ended. Also reads the reader's error: if the client has gone, nobody else does, and
+    asyncio logs an unread error."""
+    stream.end()
+    if not reader.cancelled():
+        reader.exception()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
@@ -18,11 +18,13 @@ from raymq.client.client import Client
 from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
+from raymq.client.transactions.group_transactions import GroupTransactions
 from raymq.common.errors import GroupNotExistError, SystemBusyError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import TopicRoute
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
@@ -53,8 +55,18 @@ class GroupSettings(Protocol):
     def group_config(self, group: str) -> GroupConfig: ...
 
 
+class Transactions(Protocol):
+    """The transactions of all producer groups (`raymq.client.transactions.group_transactions.GroupTransactions`). All
+    calls block."""
+
+    def end(self, broker_name: str, topic: str, order: EndTransactionRequest, timeout_s: float) -> EndResult: ...
+    def brokers(self) -> list[str]: ...
+    def take_checks(self, broker_name: str, groups: Sequence[str], client_id: str) -> list[TransactionCheck]: ...
+    def leave_checks(self, broker_name: str, group: str, client_id: str) -> None: ...
+
+
 class GatewayCluster:
-    """The routes, groups and producer of one gateway process. Close it.
+    """The routes, groups, producer and transactions of one gateway process. Close it.
 
     `producer` sends for all clients; whoever made it closes it. `make_calls`: makes the calls of a consumer group, by
     the group's stored name and its namespace. `send_timeout_s`: the producer's timeout of a send. `max_body_bytes`: the
@@ -67,12 +79,14 @@ class GatewayCluster:
         groups: GroupSettings,
         producer: AsyncProducer,
         make_calls: Callable[[str, Namespace], GroupCalls],
+        transactions: Transactions,
         *,
         send_timeout_s: float,
         max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.producer, self.send_timeout_s, self.max_body_bytes = producer, send_timeout_s, max_body_bytes
+        self.transactions = transactions
         self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
@@ -179,7 +193,10 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
     def make_calls(group: str, namespace: Namespace) -> GroupCalls:
         return PopCalls(group, routes=client.routes, storages=client.storages, names=namespace)
 
-    return GatewayCluster(client.routes, client.admin, producer, make_calls, send_timeout_s=send_timeout_s)
+    transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
+    return GatewayCluster(
+        client.routes, client.admin, producer, make_calls, transactions, send_timeout_s=send_timeout_s
+    )
 
 
 def _log_failure(done: Future[object]) -> None:

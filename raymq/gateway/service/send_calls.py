@@ -1,7 +1,8 @@
 """Answers SendMessage and RecallMessage.
 
 The messages of all clients go through one AsyncProducer, which gathers them in batches. A request of several messages
-is stored in one queue, in order.
+is stored in one queue, in order. A message of a transaction is stored as a half message
+(`raymq.gateway.service.transaction_calls`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.transaction_calls import TransactionCalls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.table import SERVICE
@@ -29,8 +31,8 @@ ANSWER_MARGIN_S: Final = 0.1
 class SendCalls:
     """The calls that send messages, and recall delayed messages."""
 
-    def __init__(self, cluster: GatewayCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: GatewayCluster, transactions: TransactionCalls) -> None:
+        self._cluster, self._transactions = cluster, transactions
 
     def handlers(self) -> Handlers:
         return {
@@ -42,8 +44,11 @@ class SendCalls:
 
     async def _send(self, call: CallContext, request: wire.SendMessageRequest) -> wire.SendMessageResponse:
         messages = await self._checked(call, request)
-        results = await self._stored(call, messages)
-        entries = [_entry(result) for result in results]
+        if messages[0].kind is TopicMessageType.TRANSACTION:
+            begun = await self._transactions.begin(request.messages[0], messages[0], self._timeout_s(call))
+            entries = [_entry(*begun)]
+        else:
+            entries = [_entry(result) for result in await self._stored(call, messages)]
         return wire.SendMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
     async def _checked(self, call: CallContext, request: wire.SendMessageRequest) -> list[IncomingMessage]:
@@ -62,8 +67,10 @@ class SendCalls:
             # the producer creates the topic if the cluster allows it, and raises this error otherwise
             attributes = PLAIN_ATTRIBUTES
         for message in messages:
-            if message.kind is TopicMessageType.TRANSACTION:
-                raise CallRefusedError(Code.NOT_IMPLEMENTED, "transactions are not implemented in this gateway")
+            if message.kind is TopicMessageType.TRANSACTION and len(messages) > 1:
+                raise CallRefusedError(
+                    Code.BAD_REQUEST, "a request with a message of a transaction has no other message"
+                )
             check_kind(topic, attributes, message.kind)
         return messages
 
@@ -89,10 +96,11 @@ class SendCalls:
         return wire.RecallMessageResponse(status=ok(), message_id=found)
 
 
-def _entry(result: SendResult) -> wire.SendResultEntry:
+def _entry(result: SendResult, transaction_id: str = "") -> wire.SendResultEntry:
     return wire.SendResultEntry(
         status=sent_status(result.status),
         message_id=result.message_id,
+        transaction_id=transaction_id,
         offset=result.queue_offset,
         recall_handle=result.recall_handle,
     )

@@ -10,10 +10,12 @@ from typing import Final
 from raymq.gateway.calls import Handlers
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.command_streams import CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
 from raymq.gateway.service.send_calls import SendCalls
+from raymq.gateway.service.transaction_calls import TransactionCalls
 
 TICK_S: Final = 5.0
 """Time in seconds between two searches for leases to renew and clients that have gone."""
@@ -26,25 +28,34 @@ class GatewayService:
         self, cluster: GatewayCluster, address: GatewayAddress, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.clients, self._clock = ConnectedClients(), clock
+        streams = CommandStreams()
         self._routes = RouteCalls(cluster, address)
         self._receives = ReceiveCalls(cluster, self.clients, clock)
-        clients = ClientCalls(cluster, self.clients, clock)
-        self._families = (self._routes, clients, SendCalls(cluster), self._receives)
+        self._transactions = TransactionCalls(cluster, streams)
+        clients, sends = ClientCalls(cluster, self.clients, streams, clock), SendCalls(cluster, self._transactions)
+        self._families = (self._routes, clients, sends, self._transactions, self._receives)
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""
         return {path: handler for family in self._families for path, handler in family.handlers().items()}
 
     async def run(self) -> None:
-        """Renew leases and forget clients that have gone, until the task is cancelled."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            await self.tick()
+        """Renew leases, forget clients that have gone, and ask producers about transactions, until the task is
+        cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._transactions.run())
+            while True:
+                await asyncio.sleep(TICK_S)
+                await self.tick()
 
     async def tick(self) -> None:
-        """Do once all that `run` does every TICK_S."""
+        """Renew leases, and forget clients that have gone: all that `run` does every TICK_S."""
         self.clients.expire(self._clock())
         await self._receives.renew_due()
+
+    async def poll_checks(self) -> None:
+        """Ask producers once about transactions without an outcome."""
+        await self._transactions.poll()
 
     def moved(self, address: GatewayAddress) -> None:
         """Change the gateway's address, after a server has chosen the port."""

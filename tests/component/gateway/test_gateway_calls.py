@@ -35,7 +35,7 @@ from tests.support.gateway.gateway_client import ANSWER_S, HOST, METADATA, FakeG
 ORDERS = wire.Resource(name="orders")
 ANSWERED = (
     *("QueryRoute", "QueryAssignment", "Heartbeat", "NotifyClientTermination", "SendMessage", "RecallMessage"),
-    *("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"),
+    *("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue", "EndTransaction"),
 )
 
 
@@ -361,7 +361,7 @@ def test_a_delayed_message_has_a_recall_handle(gateway: Gateway) -> None:
         (sends(message(), message(b"")), Code.MESSAGE_BODY_EMPTY),
         (sends(message(), message(tag="a|b")), Code.ILLEGAL_MESSAGE_TAG),
         (sends(message(message_group="g")), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
-        (sends(message(message_type=MessageType.TRANSACTION)), Code.NOT_IMPLEMENTED),
+        (sends(message(message_type=MessageType.TRANSACTION)), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     ],
     ids=range(6),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,13 @@ import grpc
 
 from raymq.client.producer.async_producer import AsyncProducer
 from raymq.client.producer.producer import Producer
-from raymq.common.errors import GroupNotExistError
+from raymq.common.errors import GroupNotExistError, RaymqError, RequestTimeoutError
+from raymq.common.message import SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.front.server import GrpcFront
-from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.cluster import GatewayCluster, Transactions
 from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
@@ -40,6 +42,38 @@ class FakeGroups:
         if group not in self.configs:
             raise GroupNotExistError(group)
         return self.configs[group]
+
+
+class FakeTransactions:
+    """Transactions in memory. `ends`: the broker group, the topic and the request of each end. `failure`: the error of
+    each end. `checks`: the checks that each broker has. `polls`: the broker and the groups of each poll."""
+
+    def __init__(self, **checks: list[TransactionCheck]) -> None:
+        self.checks = checks
+        self.failure: RaymqError | None = None
+        self.ends: list[tuple[str, str, EndTransactionRequest]] = []
+        self.polls: list[tuple[str, list[str]]] = []
+        self.left: list[tuple[str, str]] = []
+        self.dead: set[str] = set()
+
+    def end(self, broker_name: str, topic: str, order: EndTransactionRequest, timeout_s: float) -> EndResult:
+        self.ends.append((broker_name, topic, order))
+        if self.failure is not None:
+            raise self.failure
+        return EndResult(SendStatus.SEND_OK, 0, 0, 1, topic=topic, queue_id=0)
+
+    def brokers(self) -> list[str]:
+        return sorted(self.checks)
+
+    def take_checks(self, broker_name: str, groups: Sequence[str], client_id: str) -> list[TransactionCheck]:
+        if broker_name in self.dead:
+            raise RequestTimeoutError("a poll", 1.0)
+        self.polls.append((broker_name, list(groups)))
+        taken, self.checks[broker_name] = self.checks[broker_name], []
+        return taken
+
+    def leave_checks(self, broker_name: str, group: str, client_id: str) -> None:
+        self.left.append((broker_name, group))
 
 
 class GatewayClient:
@@ -98,11 +132,12 @@ async def gateway_of(
     make_calls: Callable[[str, Namespace], GroupCalls],
     advertise: tuple[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    transactions: Transactions | None = None,
     **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
-        places = (producer.test_routes, groups, sender, make_calls)
+        places = (producer.test_routes, groups, sender, make_calls, transactions or FakeTransactions())
         cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
         async with served(cluster, advertise, clock) as client:
             yield client

@@ -13,10 +13,12 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.convert.times import duration, millis, timestamp
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code, FilterType
+from raymq.gateway.wire.enums import Code, FilterType, MessageType, TransactionResolution
 from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient, served
 
 SEND_TIMEOUT_S = 30.0
+CHECKED_S = 180.0
+"""Time in s within which a broker asks about a transaction. It asks in rounds of 30 s."""
 
 
 def message(topic: wire.Resource, body: bytes, **fields: Any) -> wire.Message:
@@ -140,5 +142,50 @@ def test_a_delayed_message_is_recalled(mq: raymq.Client) -> None:
         await send(client, message(topic, b"soon", delivery_timestamp=timestamp(now_ms + 300)))
         [got] = await receive(client, topic, group, 1)
         assert (got.body, millis(got.system_properties.delivery_timestamp)) == (b"soon", now_ms + 300)
+
+    run(mq, scenario)
+
+
+def test_a_transaction_ends_at_another_gateway_and_by_a_check(mq: raymq.Client) -> None:
+    mq.admin.create_topic("gateway-paid", queues=2, message_type="TRANSACTION")
+    topic, group = wire.Resource(name="gateway-paid"), wire.Resource(name="gateway-paid-g")
+
+    async def end(client: GatewayClient, transaction_id: str, resolution: int, source: int = 1) -> Code:
+        request = wire.EndTransactionRequest(
+            topic=topic, transaction_id=transaction_id, resolution=resolution, source=source
+        )
+        return Code((await client.call("EndTransaction", request)).status.code)
+
+    async def begun(client: GatewayClient, body: bytes) -> str:
+        one = message(
+            topic, body, message_type=MessageType.TRANSACTION, orphaned_transaction_recovery_duration=duration(1_000)
+        )
+        [entry] = await send(client, one)
+        return entry.transaction_id
+
+    async def scenario(client: GatewayClient) -> None:
+        committed, dropped = await begun(client, b"committed"), await begun(client, b"dropped")
+        await begun(client, b"orphaned")
+        async with (
+            mq.async_producer("gateway-2", send_timeout_s=SEND_TIMEOUT_S) as producer,
+            served(cluster_of(mq, producer, SEND_TIMEOUT_S)) as other,
+        ):
+            assert await end(other, committed, TransactionResolution.COMMIT) == Code.OK
+            assert await end(other, dropped, TransactionResolution.ROLLBACK) == Code.OK
+            assert await end(other, dropped, TransactionResolution.COMMIT) == Code.INVALID_TRANSACTION_ID
+        assert await end(client, committed, TransactionResolution.COMMIT) == Code.OK
+        stream = client.method("Telemetry")(metadata=METADATA, timeout=CHECKED_S)
+        publishing = wire.Publishing(topics=[topic])
+        await stream.write(wire.TelemetryCommand(settings=wire.Settings(publishing=publishing)))
+        assert (await stream.read()).status.code == Code.OK
+        polls = asyncio.create_task(client.service.run())
+        command = (await stream.read()).recover_orphaned_transaction_command
+        polls.cancel()
+        assert command.message.body == b"orphaned"
+        assert await end(client, command.transaction_id, TransactionResolution.COMMIT, source=2) == Code.OK
+        stream.cancel()
+        got = await receive(client, topic, group, 2)
+        assert {one.body for one in got} == {b"committed", b"orphaned"}
+        assert {one.system_properties.message_type for one in got} == {MessageType.TRANSACTION}
 
     run(mq, scenario)

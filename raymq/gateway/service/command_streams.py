@@ -1,0 +1,97 @@
+"""The Telemetry streams of one gateway process: the commands that wait for each client, and who publishes to a topic.
+
+A client reads its stream slowly or not at all, so few commands wait for one client. A command that finds no place is
+dropped: whoever sent the command sends it again, or answers without the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from raymq.common.errors import InvalidArgumentError
+from raymq.gateway.wire.messages import Resource, TelemetryCommand
+
+COMMANDS_MAX: Final = 8
+"""Maximum number of commands that wait for one client. A command may have a body of some MiB."""
+TOPICS_MAX: Final = 1000
+"""Maximum number of topics to which one client publishes."""
+
+
+class CommandStream:
+    """One open stream of a client. `topics`: the topics to which the client publishes, by stored name, with the names
+    that the client uses. All methods run in the event loop."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.topics: Mapping[str, Resource] = {}
+        self.is_open = False
+        """Whether the client's settings were answered, so that the stream keeps the client registered."""
+        self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
+
+    def offer(self, command: TelemetryCommand) -> bool:
+        """Enqueue a command. Returns False, and drops the command, if COMMANDS_MAX commands wait."""
+        if self._commands.qsize() >= COMMANDS_MAX:
+            return False
+        self._commands.put_nowait(command)
+        return True
+
+    async def answer(self, command: TelemetryCommand) -> None:
+        """Enqueue an answer, and wait until all commands are written. So a client that reads no answers cannot make
+        more of them wait."""
+        self._commands.put_nowait(command)
+        await self._commands.join()
+
+    def end(self) -> None:
+        """Let the stream end after the commands that wait."""
+        self._commands.put_nowait(None)
+
+    async def next(self) -> TelemetryCommand | None:
+        """Wait for the next command to write. Returns None at the end of the stream."""
+        command = await self._commands.get()
+        self._commands.task_done()
+        return command
+
+
+class CommandStreams:
+    """The open streams. The streams of a topic take turns."""
+
+    def __init__(self) -> None:
+        self._of_topic: dict[str, dict[CommandStream, None]] = {}
+        """The streams that publish to each topic. The stream that waits longest for a command is first."""
+
+    def published_topics(self) -> list[str]:
+        """Return the stored names of all topics to which a client with a stream publishes."""
+        return list(self._of_topic)
+
+    def publishes(self, stream: CommandStream, topics: Mapping[str, Resource]) -> None:
+        """Note the topics to which the client of a stream publishes from now on. Raises InvalidArgumentError if there
+        are more than TOPICS_MAX."""
+        if len(topics) > TOPICS_MAX:
+            raise InvalidArgumentError(f"a client publishes to {len(topics)} topics; at most {TOPICS_MAX} are allowed")
+        for topic in stream.topics.keys() - topics.keys():
+            self._remove(topic, stream)
+        for topic in topics:
+            self._of_topic.setdefault(topic, {}).setdefault(stream)
+        stream.topics = dict(topics)
+
+    def closed(self, stream: CommandStream) -> None:
+        """Forget a stream that has ended."""
+        self.publishes(stream, {})
+
+    def turn(self, topic: str) -> CommandStream | None:
+        """Return the stream of a topic whose turn it is; None if no stream publishes to the topic."""
+        streams = self._of_topic.get(topic)
+        if not streams:
+            return None
+        stream = next(iter(streams))
+        del streams[stream]
+        streams[stream] = None
+        return stream
+
+    def _remove(self, topic: str, stream: CommandStream) -> None:
+        streams = self._of_topic.get(topic, {})
+        streams.pop(stream, None)
+        if not streams:
+            self._of_topic.pop(topic, None)
