@@ -22,12 +22,14 @@ class CallContext:
     """The circumstances of one call.
 
     `metadata`: the call's headers, by name in small letters. `peer`: the caller's address, as text. `deadline_s`: the
-    time, by `time.monotonic`, at which the caller stops waiting.
+    time, by `time.monotonic`, at which the caller stops waiting. `user`: the user that signed the call; empty if access
+    is off.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     peer: str = ""
     deadline_s: float = field(default_factory=lambda: time.monotonic() + LEFT_S)
+    user: str = ""
 
     def left_s(self) -> float:
         """Return the time in seconds until the caller stops waiting, 0 or more."""

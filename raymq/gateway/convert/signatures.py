@@ -6,8 +6,7 @@ HEX is the HMAC-SHA1 of the text in the header x-mq-date-time, with the client's
 only, not the call: whoever reads it can use it again, so it is worth no more than the connection's encryption. Clients
 of Python and Java write their local time as if it were UTC, so the time may be wrong by a time zone.
 
-raymq stores no secrets of users, only their keys. The secret of a user's gRPC clients is derived from the key: changing
-the user's own secret changes it, and it does not give away the key.
+The secret of a user's gRPC clients is derived from the user's key (`raymq.remoting.access.users.gateway_secret`).
 """
 
 from __future__ import annotations
@@ -24,15 +23,9 @@ from raymq.common.errors import AuthenticationError
 SKEW_MAX_S: Final = 14 * 3600
 """Maximum difference in seconds between the time of a signature and the gateway's clock: the largest time zone."""
 _ALGORITHM: Final = "MQv2-HMAC-SHA1"
-_LABEL: Final = b"raymq gateway"
 _HEADER_CHARS_MAX: Final = 1024
 _PART: Final = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]*)")
 _DATE_FORMAT: Final = "%Y%m%dT%H%M%SZ"
-
-
-def client_secret(user_key: bytes) -> str:
-    """Return the secret with which a user's gRPC clients sign. `user_key`: the key that raymq stores for the user."""
-    return hmac.new(user_key, _LABEL, hashlib.sha256).hexdigest()
 
 
 def authenticate(authorization: str, date_time: str, secret_of: Callable[[str], str | None], now_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from raymq.gateway.calls import CallContext, UnaryCall
 from raymq.gateway.convert.statuses import CallRefusedError, status_of
+from raymq.gateway.service.access import GatewayAccess
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.messages import Status
 from raymq.gateway.wire.parsing import parse_request
@@ -31,13 +32,14 @@ Response = TypeVar("Response", bound=_AnyMessage)
 
 
 def client_id_of(call: CallContext) -> str:
-    """Return the id of the client that makes a call. Raises CallRefusedError if the call has no id, or a long one."""
+    """Return the id of the client that makes a call. If access is on, the id contains the user, so that no user can
+    speak for another user's client. Raises CallRefusedError if the call has no id, or a long one."""
     client_id = call.metadata.get(CLIENT_ID, "")
     if not client_id.strip() or len(client_id) > CLIENT_ID_CHARS_MAX:
         raise CallRefusedError(
             Code.CLIENT_ID_REQUIRED, f"the header {CLIENT_ID} must have 1 to {CLIENT_ID_CHARS_MAX} characters"
         )
-    return client_id
+    return f"{call.user}/{client_id}" if call.user else client_id
 
 
 def namespace_header(call: CallContext) -> str:
@@ -46,19 +48,22 @@ def namespace_header(call: CallContext) -> str:
 
 
 def answered(
+    access: GatewayAccess,
     kind: type[Request],
     answer: Callable[[CallContext, Request], Awaitable[Response]],
     failed: Callable[[Status, Request | None], Response],
 ) -> UnaryCall:
-    """Return the handler of a method. `answer`: returns the answer to a request, or raises. `failed`: makes the answer
-    to a request that failed; it gets None instead of a request that cannot be parsed."""
+    """Return the handler of a method. `answer`: returns the answer to a request, or raises; it gets the call with the
+    user that signed it, and checks the user's rights. `failed`: makes the answer to a request that failed; it gets None
+    instead of a request that is not parsed."""
 
     async def handle(call: CallContext, data: bytes) -> bytes:
         request: Request | None = None
         try:
             client_id_of(call)
+            signed = access.authenticated(call)
             request = parse_request(kind, data)
-            response = await answer(call, request)
+            response = await answer(signed, request)
         # every error of a call is answered with a status; the log has the unexpected ones
         except Exception as error:
             response = failed(status_of(error), request)

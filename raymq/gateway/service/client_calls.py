@@ -21,6 +21,7 @@ from raymq.gateway.convert.client_settings import check_settings, consumer_setti
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.statuses import ok
 from raymq.gateway.convert.transactions import is_transactional
+from raymq.gateway.service.access import GatewayAccess, consumes, sends
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.command_streams import CommandStream, CommandStreams
@@ -45,18 +46,21 @@ class ClientCalls:
     def __init__(
         self,
         cluster: GatewayCluster,
+        access: GatewayAccess,
         clients: ConnectedClients,
         streams: CommandStreams,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._clients, self._streams, self._clock = cluster, clients, streams, clock
+        self._cluster, self._access, self._clients = cluster, access, clients
+        self._streams, self._clock = streams, clock
 
     def handlers(self) -> Handlers:
         return {
             f"/{SERVICE}/Heartbeat": answered(
-                HeartbeatRequest, self._heartbeat, lambda status, _: HeartbeatResponse(status=status)
+                self._access, HeartbeatRequest, self._heartbeat, lambda status, _: HeartbeatResponse(status=status)
             ),
             f"/{SERVICE}/NotifyClientTermination": answered(
+                self._access,
                 NotifyClientTerminationRequest,
                 self._terminate,
                 lambda status, _: NotifyClientTerminationResponse(status=status),
@@ -68,6 +72,7 @@ class ClientCalls:
         group = ""
         if request.HasField("group") and request.group.name:
             group = group_of(namespace_of(request.group, namespace_header(call)), request.group)
+            self._access.require(call, *consumes(group))
         self._clients.active(client_id_of(call), self._clock(), client_type=request.client_type, group=group)
         return HeartbeatResponse(status=ok())
 
@@ -80,7 +85,9 @@ class ClientCalls:
     async def _telemetry(self, call: CallContext, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Answer each settings of a client, and send the client the commands that wait for it."""
         try:
-            stream = CommandStream(client_id_of(call))
+            client_id_of(call)
+            call = self._access.authenticated(call)
+            stream = CommandStream(client_id_of(call), call)
         except RaymqError as error:
             raise StreamRefusedError(str(error)) from None
         reader = asyncio.create_task(self._read(call, stream, requests))
@@ -126,6 +133,7 @@ class ClientCalls:
             if settings.WhichOneof("pub_sub") == "publishing":
                 for resource in settings.publishing.topics:
                     topic = topic_of(namespace_of(resource, namespace_header(call)), resource)
+                    self._access.require(call, sends(topic))
                     if is_transactional(topic):
                         topics[topic] = resource
                 group, answer = "", producer_settings(settings, self._cluster.max_body_bytes)
@@ -150,6 +158,7 @@ class ClientCalls:
         for entry in subscription.subscriptions:
             topics.append(topic_of(namespace, entry.topic))
             subscription_of(topics[-1], entry.expression)
+        self._access.require(call, *consumes(group, *topics))
         config = await self._cluster.group_config(group)
         return group, consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
 

@@ -7,10 +7,11 @@ dropped: whoever sent the command sends it again, or answers without the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from raymq.common.errors import InvalidArgumentError
+from raymq.gateway.calls import CallContext
 from raymq.gateway.wire.messages import Resource, TelemetryCommand
 
 COMMANDS_MAX: Final = 8
@@ -23,8 +24,9 @@ class CommandStream:
     """One open stream of a client. `topics`: the topics to which the client publishes, by stored name, with the names
     that the client uses. All methods run in the event loop."""
 
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, client_id: str, call: CallContext) -> None:
+        """`call`: the authenticated call that opened the stream."""
+        self.client_id, self.call = client_id, call
         self.topics: Mapping[str, Resource] = {}
         self.is_open = False
         """Whether the client's settings were answered, so that the stream keeps the client registered."""
@@ -80,14 +82,13 @@ class CommandStreams:
         """Forget a stream that has ended."""
         self.publishes(stream, {})
 
-    def turn(self, topic: str) -> CommandStream | None:
-        """Return the stream of a topic whose turn it is; None if no stream publishes to the topic."""
-        streams = self._of_topic.get(topic)
-        if not streams:
-            return None
-        stream = next(iter(streams))
-        del streams[stream]
-        streams[stream] = None
+    def turn(self, topic: str, is_allowed: Callable[[CommandStream], bool]) -> CommandStream | None:
+        """Return the stream of a topic whose turn it is; None if no stream that is allowed publishes to the topic."""
+        streams = self._of_topic.get(topic, {})
+        stream = next(filter(is_allowed, streams), None)
+        if stream is not None:
+            del streams[stream]
+            streams[stream] = None
         return stream
 
     def _remove(self, topic: str, stream: CommandStream) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from raymq.client.consumer.simple.received_message import ReceivedMessage
@@ -29,6 +30,7 @@ from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subsc
 from raymq.gateway.convert.outgoing import LeasedDelivery, outgoing
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, status_of
 from raymq.gateway.convert.times import timestamp
+from raymq.gateway.service.access import GatewayAccess, consumes
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients
@@ -49,19 +51,24 @@ class ReceiveCalls:
     """The calls of consumers that lease messages and settle them."""
 
     def __init__(
-        self, cluster: GatewayCluster, clients: ConnectedClients, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: GatewayCluster,
+        access: GatewayAccess,
+        clients: ConnectedClients,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._clients, self._clock = cluster, clients, clock
+        self._cluster, self._access, self._clients, self._clock = cluster, access, clients, clock
         self.renewals = PushRenewals()
 
     def handlers(self) -> Handlers:
         return {
             f"/{SERVICE}/ReceiveMessage": AnswerStream(self._receive),
-            f"/{SERVICE}/AckMessage": answered(wire.AckMessageRequest, self._ack, _ack_failed),
+            f"/{SERVICE}/AckMessage": answered(self._access, wire.AckMessageRequest, self._ack, _ack_failed),
             f"/{SERVICE}/ChangeInvisibleDuration": answered(
-                wire.ChangeInvisibleDurationRequest, self._change, _change_failed
+                self._access, wire.ChangeInvisibleDurationRequest, self._change, _change_failed
             ),
             f"/{SERVICE}/ForwardMessageToDeadLetterQueue": answered(
+                self._access,
                 wire.ForwardMessageToDeadLetterQueueRequest,
                 self._forward,
                 lambda status, _: wire.ForwardMessageToDeadLetterQueueResponse(status=status),
@@ -78,6 +85,8 @@ class ReceiveCalls:
         written = 0
         try:
             try:
+                client_id_of(call)
+                call = self._access.authenticated(call)
                 client_id = client_id_of(call)
                 request = parse_request(wire.ReceiveMessageRequest, data)
                 receive = await self._begun(call, request)
@@ -92,7 +101,9 @@ class ReceiveCalls:
             for message in messages:
                 answer = self._message(receive, message, request) if receive is not None else None
                 if answer is not None:
-                    yield wire.ReceiveMessageResponse(message=answer).SerializeToString()
+                    data = wire.ReceiveMessageResponse(message=answer).SerializeToString()
+                    self._access.charge_consumed(call, len(data), 1)
+                    yield data
                 written += 1
             now_ms = time.time_ns() // 1_000_000
             yield wire.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms)).SerializeToString()
@@ -108,6 +119,7 @@ class ReceiveCalls:
         namespace, group, topic = self._places(call, request.group, resource)
         subscription = subscription_of(topic, request.filter_expression)
         terms = lease_terms(request, call.left_s())
+        terms = replace(terms, max_messages=self._access.portion(call, terms.max_messages))
         route = await self._cluster.route(topic)
         wished = request.message_queue.broker.name
         names = {queue.broker_name for queue in route.subscribe_queues}
@@ -240,11 +252,13 @@ class ReceiveCalls:
         except InvalidArgumentError as error:
             raise CallRefusedError(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
 
-    @staticmethod
-    def _places(call: CallContext, group: wire.Resource, topic: wire.Resource) -> tuple[Namespace, str, str]:
-        """Return the namespace of a request, and the stored names of its group and topic."""
+    def _places(self, call: CallContext, group: wire.Resource, topic: wire.Resource) -> tuple[Namespace, str, str]:
+        """Return the namespace of a request, and the stored names of its group and topic. Raises AccessDeniedError if
+        the call's user may not consume them."""
         namespace = namespace_of(group, topic.resource_namespace or namespace_header(call))
-        return namespace, group_of(namespace, group), topic_of(namespace, topic)
+        names = group_of(namespace, group), topic_of(namespace, topic)
+        self._access.require(call, *consumes(*names))
+        return namespace, *names
 
 
 def _ack_failed(status: wire.Status, request: wire.AckMessageRequest | None) -> wire.AckMessageResponse:

@@ -10,6 +10,7 @@ from raymq.gateway.calls import CallContext, Handlers
 from raymq.gateway.convert.names import group_of, namespace_of, topic_of
 from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
 from raymq.gateway.convert.statuses import ok
+from raymq.gateway.service.access import GatewayAccess, consumes, creates, sees
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.wire.messages import (
@@ -49,30 +50,36 @@ class GatewayAddress:
 class RouteCalls:
     """The calls about routes. `address`: the gateway's address, which a caller may change."""
 
-    def __init__(self, cluster: GatewayCluster, address: GatewayAddress) -> None:
-        self._cluster, self.address = cluster, address
+    def __init__(self, cluster: GatewayCluster, access: GatewayAccess, address: GatewayAddress) -> None:
+        self._cluster, self._access, self.address = cluster, access, address
 
     def handlers(self) -> Handlers:
         return {
             f"/{SERVICE}/QueryRoute": answered(
-                QueryRouteRequest, self._query_route, lambda status, _: QueryRouteResponse(status=status)
+                self._access, QueryRouteRequest, self._query_route, lambda status, _: QueryRouteResponse(status=status)
             ),
             f"/{SERVICE}/QueryAssignment": answered(
-                QueryAssignmentRequest, self._query_assignment, lambda status, _: QueryAssignmentResponse(status=status)
+                self._access,
+                QueryAssignmentRequest,
+                self._query_assignment,
+                lambda status, _: QueryAssignmentResponse(status=status),
             ),
         }
 
     async def _query_route(self, call: CallContext, request: QueryRouteRequest) -> QueryRouteResponse:
         namespace = namespace_of(request.topic, namespace_header(call))
         topic = topic_of(namespace, request.topic)
+        self._access.require(call, sees(topic))
         endpoints = self.address.endpoints(request.endpoints)
-        route = await self._cluster.route(topic, create=not is_internal_topic(topic))
+        may_create = not is_internal_topic(topic) and self._access.may(call, creates(topic))
+        route = await self._cluster.route(topic, create=may_create)
         return QueryRouteResponse(status=ok(), message_queues=queues_of(route, request.topic, endpoints))
 
     async def _query_assignment(self, call: CallContext, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
         namespace = namespace_of(request.topic, namespace_header(call))
         topic = topic_of(namespace, request.topic)
         group = group_of(namespace, request.group)
+        self._access.require(call, *consumes(group, topic))
         endpoints = self.address.endpoints(request.endpoints)
         route = await self._cluster.route(topic)
         ordered = is_ordered(await self._cluster.group_config(group), route.attributes.mapping())

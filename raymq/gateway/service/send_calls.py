@@ -17,6 +17,7 @@ from raymq.gateway.calls import CallContext, Handlers
 from raymq.gateway.convert.incoming import IncomingMessage, check_kind, incoming
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
+from raymq.gateway.service.access import GatewayAccess, sends
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.transaction_calls import TransactionCalls
@@ -31,14 +32,17 @@ ANSWER_MARGIN_S: Final = 0.1
 class SendCalls:
     """The calls that send messages, and recall delayed messages."""
 
-    def __init__(self, cluster: GatewayCluster, transactions: TransactionCalls) -> None:
-        self._cluster, self._transactions = cluster, transactions
+    def __init__(self, cluster: GatewayCluster, access: GatewayAccess, transactions: TransactionCalls) -> None:
+        self._cluster, self._access, self._transactions = cluster, access, transactions
 
     def handlers(self) -> Handlers:
         return {
-            f"/{SERVICE}/SendMessage": answered(wire.SendMessageRequest, self._send, _failed),
+            f"/{SERVICE}/SendMessage": answered(self._access, wire.SendMessageRequest, self._send, _failed),
             f"/{SERVICE}/RecallMessage": answered(
-                wire.RecallMessageRequest, self._recall, lambda status, _: wire.RecallMessageResponse(status=status)
+                self._access,
+                wire.RecallMessageRequest,
+                self._recall,
+                lambda status, _: wire.RecallMessageResponse(status=status),
             ),
         }
 
@@ -59,6 +63,7 @@ class SendCalls:
         if any(message.topic != resource for message in request.messages):
             raise CallRefusedError(Code.MESSAGE_CORRUPTED, "the messages of a request must have the same topic")
         topic = topic_of(namespace_of(resource, namespace_header(call)), resource)
+        self._access.require(call, sends(topic))
         now_ms, longest = time.time_ns() // 1_000_000, self._cluster.max_body_bytes
         messages = [incoming(message, topic, now_ms, longest) for message in request.messages]
         try:
@@ -72,6 +77,7 @@ class SendCalls:
                     Code.BAD_REQUEST, "a request with a message of a transaction has no other message"
                 )
             check_kind(topic, attributes, message.kind)
+        self._access.take_sent(call, request.ByteSize(), len(messages))
         return messages
 
     async def _stored(self, call: CallContext, messages: list[IncomingMessage]) -> list[SendResult]:
@@ -92,6 +98,7 @@ class SendCalls:
 
     async def _recall(self, call: CallContext, request: wire.RecallMessageRequest) -> wire.RecallMessageResponse:
         topic = topic_of(namespace_of(request.topic, namespace_header(call)), request.topic)
+        self._access.require(call, sends(topic))
         found = await self._cluster.producer.recall(topic, request.recall_handle, timeout_s=self._timeout_s(call))
         return wire.RecallMessageResponse(status=ok(), message_id=found)
 

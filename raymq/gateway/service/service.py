@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.gateway.calls import Handlers
+from raymq.gateway.service.access import GatewayAccess
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.command_streams import CommandStreams
@@ -25,14 +26,19 @@ class GatewayService:
     """The service of one gateway process. `clients`: the clients that the process serves."""
 
     def __init__(
-        self, cluster: GatewayCluster, address: GatewayAddress, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: GatewayCluster,
+        address: GatewayAddress,
+        access: GatewayAccess,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients, self._clock = ConnectedClients(), clock
         streams = CommandStreams()
-        self._routes = RouteCalls(cluster, address)
-        self._receives = ReceiveCalls(cluster, self.clients, clock)
-        self._transactions = TransactionCalls(cluster, streams)
-        clients, sends = ClientCalls(cluster, self.clients, streams, clock), SendCalls(cluster, self._transactions)
+        self._routes = RouteCalls(cluster, access, address)
+        self._receives = ReceiveCalls(cluster, access, self.clients, clock)
+        self._transactions = TransactionCalls(cluster, access, streams)
+        clients = ClientCalls(cluster, access, self.clients, streams, clock)
+        sends = SendCalls(cluster, access, self._transactions)
         self._families = (self._routes, clients, sends, self._transactions, self._receives)
 
     def handlers(self) -> Handlers:

@@ -29,6 +29,7 @@ from raymq.gateway.convert.transactions import (
     recovery_command,
     requested_end,
 )
+from raymq.gateway.service.access import GatewayAccess, sends
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.command_streams import CommandStreams
@@ -48,8 +49,8 @@ class TransactionCalls:
     """The call that ends transactions, and the checks of transactions. `streams`: the streams of this process's
     clients."""
 
-    def __init__(self, cluster: GatewayCluster, streams: CommandStreams) -> None:
-        self._cluster, self._streams = cluster, streams
+    def __init__(self, cluster: GatewayCluster, access: GatewayAccess, streams: CommandStreams) -> None:
+        self._cluster, self._access, self._streams = cluster, access, streams
         self._client_id = f"gateway-{secrets.token_hex(8)}"
         self._polled: list[str] = []
         """The topics whose checks this gateway takes. The topics of the next poll are first."""
@@ -57,7 +58,10 @@ class TransactionCalls:
     def handlers(self) -> Handlers:
         return {
             f"/{SERVICE}/EndTransaction": answered(
-                wire.EndTransactionRequest, self._end, lambda status, _: wire.EndTransactionResponse(status=status)
+                self._access,
+                wire.EndTransactionRequest,
+                self._end,
+                lambda status, _: wire.EndTransactionResponse(status=status),
             )
         }
 
@@ -87,6 +91,7 @@ class TransactionCalls:
         """End a transaction. A repeated call changes nothing. Raises TransactionError if the transaction ended with the
         other outcome: the client must not believe that its outcome counts."""
         topic = topic_of(namespace_of(request.topic, namespace_header(call)), request.topic)
+        self._access.require(call, sends(topic))
         wanted = requested_end(topic, request)
         if wanted is not None:
             broker_name, order = wanted
@@ -141,11 +146,13 @@ class TransactionCalls:
 
     def _pass_on(self, broker_name: str, check: TransactionCheck) -> None:
         """Send a check to a producer of its topic. A check that reaches no producer is repeated by the broker."""
-        stream = self._streams.turn(check.producer_group)
+        topic = check.producer_group
+        # rights may have changed since the stream was opened
+        stream = self._streams.turn(topic, lambda one: self._access.may(one.call, sends(topic)))
         if stream is None:
             return
         try:
-            command = recovery_command(check, broker_name, stream.topics[check.producer_group])
+            command = recovery_command(check, broker_name, stream.topics[topic])
         # protobuf raises ValueError for a text that is not UTF-8, which a native client may have written
         except (RaymqError, ValueError) as error:
             logger.warning("transaction %s cannot be checked: %s", check.transaction_id, error)

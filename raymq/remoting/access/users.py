@@ -8,6 +8,7 @@ which users may also use elsewhere. A user's `repr` and the printed descriptions
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ connection. They make it slow to find the secret of a known key by guessing."""
 INTERNAL_USER: Final = "rmq_sys_internal"
 """The user name with which raymq's own actors sign. No user can be created with this name."""
 
+_GATEWAY_LABEL: Final = b"raymq gateway"
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 
@@ -175,3 +177,12 @@ def derive_key(name: str, secret: str) -> bytes:
     if not isinstance(secret, str) or len(secret) < SECRET_MIN_CHARACTERS:
         raise InvalidArgumentError(f"the secret of user {name!r} must have at least {SECRET_MIN_CHARACTERS} characters")
     return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"raymq user " + name.encode(), KEY_ROUNDS, KEY_BYTES)
+
+
+def gateway_secret(key: bytes) -> str:
+    """Return the secret with which a user's gRPC clients sign their calls to a gateway. `key`: the user's key.
+
+    The secret is not stored: gateways derive it from the key, too. It does not reveal the key. A change of the user's
+    own secret changes it.
+    """
+    return hmac.new(key, _GATEWAY_LABEL, hashlib.sha256).hexdigest()

@@ -14,6 +14,7 @@ from raymq.common.errors import RequestTimeoutError, TransactionError
 from raymq.common.message import Message, SendStatus
 from raymq.common.names import HALF_TOPIC
 from raymq.common.protocol.transactions import LocalTransactionState, TransactionCheck
+from raymq.gateway.calls import CallContext
 from raymq.gateway.convert.times import duration, timestamp
 from raymq.gateway.convert.transactions import TransactionPlace
 from raymq.gateway.service import command_streams, transaction_calls
@@ -336,7 +337,7 @@ def test_a_check_that_cannot_be_read_does_not_stop_the_others(
 
 def test_the_commands_that_wait_for_a_client_are_bounded() -> None:
     async def scenario() -> None:
-        stream = command_streams.CommandStream("client-1")
+        stream = command_streams.CommandStream("client-1", CallContext())
         command = wire.TelemetryCommand()
         offered = [stream.offer(command) for _ in range(command_streams.COMMANDS_MAX + 3)]
         assert offered == [True] * command_streams.COMMANDS_MAX + [False] * 3
@@ -352,9 +353,9 @@ def test_the_commands_that_wait_for_a_client_are_bounded() -> None:
 
 
 def test_a_client_with_too_many_topics_is_refused() -> None:
-    streams, stream = command_streams.CommandStreams(), command_streams.CommandStream("client-1")
+    streams, stream = command_streams.CommandStreams(), command_streams.CommandStream("client-1", CallContext())
     topics = {f"t{number}": ORDERS for number in range(command_streams.TOPICS_MAX + 1)}
     with pytest.raises(ValueError, match="at most 1000"):
         streams.publishes(stream, topics)
     assert streams.published_topics() == []
-    assert streams.turn("t1") is None
+    assert streams.turn("t1", lambda stream: True) is None

@@ -17,6 +17,7 @@ from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.front.server import GrpcFront
+from raymq.gateway.service.access import GatewayAccess
 from raymq.gateway.service.cluster import GatewayCluster, Transactions
 from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress
@@ -110,10 +111,14 @@ class GatewayClient:
 
 @asynccontextmanager
 async def served(
-    cluster: GatewayCluster, advertise: tuple[str, int] | None = None, clock: Callable[[], float] = time.monotonic
+    cluster: GatewayCluster,
+    advertise: tuple[str, int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    access: GatewayAccess | None = None,
 ) -> AsyncIterator[GatewayClient]:
-    """Serve a gateway, and yield its client. At the end, the cluster is closed."""
-    service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise), clock)
+    """Serve a gateway, and yield its client. At the end, the cluster is closed. `access`: None for no access
+    control."""
+    service = GatewayService(cluster, GatewayAddress(HOST, 0, advertise), access or GatewayAccess(None), clock)
     front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX)
     port = await front.start(HOST, 0)
     service.moved(GatewayAddress(HOST, port, advertise))
@@ -133,11 +138,12 @@ async def gateway_of(
     advertise: tuple[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     transactions: Transactions | None = None,
+    access: GatewayAccess | None = None,
     **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
         places = (producer.test_routes, groups, sender, make_calls, transactions or FakeTransactions())
         cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
-        async with served(cluster, advertise, clock) as client:
+        async with served(cluster, advertise, clock, access) as client:
             yield client

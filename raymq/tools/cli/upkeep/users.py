@@ -123,13 +123,31 @@ def user_delete(admin: Admin, name: str) -> CommandResult:
     return CommandResult({"deleted": name}, f"deleted {name}")
 
 
-def _secret(file: Path | None) -> str:
-    """Read a user's secret from `file`, or prompt for it if no file is given."""
+@command(user, "gateway-secret")
+@_user_argument
+@_secret_option
+def user_gateway_secret(name: str, secret_file: Path | None) -> CommandResult:
+    """Print the secret with which the user's RocketMQ clients sign their calls to a gateway.
+
+    The command derives it from the user's own secret, without a cluster. A client's access key is the user's name. A
+    change of the user's own secret changes it.
+
+    Example: raymq user gateway-secret orders-team --secret-file secret.txt
+    """
+    from raymq.remoting.access.users import check_user_name, derive_key, gateway_secret
+
+    key = derive_key(check_user_name(name), _secret(secret_file, confirm=False))
+    found = gateway_secret(key)
+    return CommandResult({"access_key": name, "access_secret": found}, found)
+
+
+def _secret(file: Path | None, *, confirm: bool = True) -> str:
+    """Read a user's secret from `file`, or prompt for it if no file is given. `confirm`: prompt twice."""
     from raymq.remoting.access.credentials import read_secret
 
     if file is not None:
         return read_secret(file)
-    typed: str = click.prompt("secret", hide_input=True, confirmation_prompt=True, err=True)
+    typed: str = click.prompt("secret", hide_input=True, confirmation_prompt=confirm, err=True)
     return typed
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from raymq.common.errors import AuthenticationError
-from raymq.gateway.convert.signatures import SKEW_MAX_S, authenticate, client_secret
+from raymq.gateway.convert.signatures import SKEW_MAX_S, authenticate
+from raymq.remoting.access.users import gateway_secret
 
 DATE = "20260131T120000Z"
 NOW_S = 1_769_860_800.0  # the same time
@@ -76,5 +77,5 @@ def test_arbitrary_headers_are_refused(authorization: str, date: str) -> None:
 
 
 def test_the_secret_of_clients_follows_from_the_users_key() -> None:
-    assert client_secret(b"key") != client_secret(b"other key")
-    assert len(client_secret(b"key")) == 64
+    assert gateway_secret(b"key") != gateway_secret(b"other key")
+    assert len(gateway_secret(b"key")) == 64

@@ -9,6 +9,7 @@ import pytest
 
 from raymq.remoting.access.changes import UserDescription
 from raymq.remoting.access.policies import make_entry
+from raymq.remoting.access.users import derive_key, gateway_secret
 
 TEAM = UserDescription(
     "team", "Normal", "enable", 500, 0, (make_entry("Topic:orders*", ["Pub", "Sub"]),), consume_messages_per_second=30
@@ -79,3 +80,14 @@ def test_each_command_makes_one_change(run, admin):
         ("update_user", "team", changes),
         ("delete_user", "team", {}),
     ]
+
+
+def test_the_secret_of_rocketmq_clients_is_derived_without_a_cluster(run, admin, tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("the secret\n")
+    file.chmod(0o600)
+    found = json.loads(run("user", "gateway-secret", "team", "--secret-file", str(file), "--json").output)
+    assert found == {"access_key": "team", "access_secret": gateway_secret(derive_key("team", "the secret"))}
+    assert found["access_secret"] in run("user", "gateway-secret", "team", typed="the secret\n").output
+    assert admin.asked == []
+    run("user", "gateway-secret", "a b", "--secret-file", str(file), code=1)
