@@ -76,21 +76,34 @@ class AsyncProducer(OfProcess):
         return self._producer.group
 
     async def send(
-        self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        message_id: str | None = None,
+        **where: Unpack[DestinationOptions],
     ) -> SendResult:
         """Send one message and wait until it is stored (`Producer.send`)."""
-        future = self._pipeline.open_batches.join(message, where) if timeout_s is None else None
-        if future is None:
-            [future] = await self._hand_over([message], where, timeout_s)
-        return await future
+        if message_id is not None:
+            [future] = await self._hand_over([message], where, timeout_s, message_ids=(message_id,))
+            return await future
+        joined = self._pipeline.open_batches.join(message, where) if timeout_s is None else None
+        if joined is None:
+            [joined] = await self._hand_over([message], where, timeout_s)
+        return await joined
 
     async def send_batch(
-        self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout_s: float | None = None,
+        message_ids: Sequence[str] = (),
+        **where: Unpack[DestinationOptions],
     ) -> list[SendResult]:
         """Send messages of one topic, in order, to one queue, and wait until all are stored
         (`Producer.send_batch`)."""
         batch = check_batch(messages, as_objects=self._pipeline.needs_objects)
-        futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
+        futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1, message_ids=message_ids)
         return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
@@ -174,16 +187,22 @@ class AsyncProducer(OfProcess):
         return await aside(_submit, self._calls, in_context, asyncio.get_running_loop())
 
     async def _hand_over(
-        self, messages: Sequence[Message], where: DestinationOptions, timeout_s: float | None, *, together: bool = False
+        self,
+        messages: Sequence[Message],
+        where: DestinationOptions,
+        timeout_s: float | None,
+        *,
+        together: bool = False,
+        message_ids: Sequence[str] = (),
     ) -> list[SendFuture]:
         pipeline = self._pipeline
         timeout_s = pipeline.settings.send_timeout_s if timeout_s is None else timeout_s
         topic = pipeline.check(messages)
         destination = destination_of(where)
-        request = pipeline.begin(messages, destination, timeout_s, together=together)
+        request = pipeline.begin(messages, destination, timeout_s, together=together, message_ids=message_ids)
         try:
             route = await self._route(topic, destination.fixed, timeout_s)
-            if len(messages) == 1 and timeout_s == pipeline.settings.send_timeout_s:
+            if len(messages) == 1 and not message_ids and timeout_s == pipeline.settings.send_timeout_s:
                 # Add the message to an open batch, because another send may have opened one while this send waited for
                 # the route.
                 joined = pipeline.open_batches.join(messages[0], where)

@@ -91,6 +91,7 @@ from raymq.common.namespaces import Namespace
 from raymq.common.protocol.attributes import TopicAttributes
 from raymq.common.protocol.route import TopicRoute
 from raymq.common.retry import Backoff, persist_until
+from raymq.records.format.message_id import checked_message_id
 from raymq.records.kernels.message_columns import MessageColumns
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_client import StorageClient
@@ -160,17 +161,19 @@ class SendPipeline:
         *,
         together: bool = False,
         at_once: bool = False,
+        message_ids: Sequence[str] = (),
     ) -> PlacedSend:
         """Enqueue messages of one topic for sending, through all steps of the pipeline.
 
         Waits up to `timeout_s` for the route, and again up to `timeout_s` for buffer space. `together`: True if all
-        messages must go to one queue. `at_once`: True to send the messages in this thread if nothing is in flight to
-        the broker. In this case the call returns after the send has completed, or after the sender's thread has taken
-        it over.
+        messages must go to one queue. `message_ids`: the ids of the messages; empty if the producer makes them.
+
+        `at_once`: True to send the messages in this thread if nothing is in flight to the broker. In this case the call
+        returns after the send has completed, or after the sender's thread has taken it over.
         """
         topic = self.check(messages)
         destination = destination_of(where)
-        request = self.begin(messages, destination, timeout_s, together=together)
+        request = self.begin(messages, destination, timeout_s, together=together, message_ids=message_ids)
         try:
             route = self.route(topic, timeout_s, keyed=destination.fixed)
             patience_s = self.allocate_timeout_s(timeout_s)
@@ -216,12 +219,19 @@ class SendPipeline:
         *,
         together: bool = False,
         before_end: BeforeEnd | None = None,
+        message_ids: Sequence[str] = (),
     ) -> SendRequest:
         """Make a SendRequest of messages that `check` has accepted. No buffer space is allocated yet: `generation` is
         -1.
 
-        `before_end` is called for parts of the messages just before the outcome of these parts is set.
+        `before_end` is called for parts of the messages just before the outcome of these parts is set. Raises
+        MessageIllegalError if an id in `message_ids` is not legal, or if there are not as many ids as messages.
         """
+        if message_ids and len(message_ids) != len(messages):
+            raise MessageIllegalError(
+                f"{len(messages)} messages cannot have {len(message_ids)} ids: pass one id for each"
+            )
+        ids = tuple(map(checked_message_id, message_ids))
         watches: list[SendWatch] = []
         for observer in self._watching:
             messages, watch = observer.begin(messages)
@@ -238,8 +248,9 @@ class SendPipeline:
             plain = not rich
         deadline_s = self._clock() + timeout_s
         return SendRequest(
-            messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end, watches=watches
-        )
+            messages, destination, timeout_s, deadline_s, together, plain, cost, -1, before_end, watches=watches,
+            message_ids=ids,
+        )  # fmt: skip
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
         """Return a topic's route for sending. If the topic does not exist, it is created if the cluster allows
@@ -337,7 +348,7 @@ class SendPipeline:
         holding the lock.
         """
         special = request.together or request.before_end is not None or bool(self._watching)
-        joins = not special and len(request.messages) == 1
+        joins = not special and len(request.messages) == 1 and not request.message_ids
         if joins:
             waiting = sender.state.sends(parts[0][0]).waiting
             if waiting and (index := self.open_batches.add_locked(waiting[-1], request, queue)) is not None:
@@ -350,6 +361,7 @@ class SendPipeline:
                 wait_store_msg_ok(members), request.timeout_s, request.deadline_s, cost, request.generation,
                 plain=request.plain, first_sequence=request.first_sequence,
                 inner=attributes.has_inner_batches and stored.topic == queue.topic,
+                message_ids=[request.message_ids[index] for index in indices] if request.message_ids else (),
             )  # fmt: skip
             if number:
                 self.buffer.share_locked(request.generation)

@@ -115,12 +115,19 @@ class Producer(Closing):
 
     @direct
     def send(
-        self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        message_id: str | None = None,
+        **where: Unpack[DestinationOptions],
     ) -> SendResult:
         """Send one message and wait until it is stored as durably as the cluster's settings require.
 
         A message with a sharding key, a selector or a queue goes only to the queue that this destination chooses. While
         the queue's broker is unreachable, the message waits. `timeout_s`: by default the producer's send timeout.
+        `message_id`: the message's unique id, up to 64 printable ASCII characters; by default the producer makes one.
+        The program must not use an id twice: raymq stores both messages.
 
         Raises TopicNotExistError if the topic does not exist; NoPermissionError if the topic is not writable;
         ClientStateError if the producer is closed; SystemBusyError if the buffer had no space for the whole timeout;
@@ -130,9 +137,11 @@ class Producer(Closing):
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        sent = self._single_sends.send(message, where, timeout_s)
+        ids = () if message_id is None else (message_id,)
+        sent = None if ids else self._single_sends.send(message, where, timeout_s)
         if sent is None:
-            placed = aside(self.pipeline.hand_over, [message], where, timeout_s, at_once=True)
+            hand_over = self.pipeline.hand_over
+            placed = aside(hand_over, [message], where, timeout_s, at_once=True, message_ids=ids)
             [(batch, _, index)] = placed.batches
             return self._wait(batch.completion, index, timeout_s)
         return sent if isinstance(sent, SendResult) else self._wait(sent, 0, timeout_s)
@@ -155,9 +164,16 @@ class Producer(Closing):
 
     @direct
     def send_batch(
-        self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout_s: float | None = None,
+        message_ids: Sequence[str] = (),
+        **where: Unpack[DestinationOptions],
     ) -> Sequence[SendResult]:
         """Send messages of one topic together. Returns their results, in the order of the messages.
+
+        `message_ids`: the unique id of each message, as in `send`; by default the producer makes them.
 
         All messages go to one queue, in order. RocketMQ refuses delayed messages in a batch; raymq sends them to the
         queues in which delayed messages wait. If a message is not legal, raises MessageIllegalError, and nothing is
@@ -166,10 +182,11 @@ class Producer(Closing):
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages, as_objects=self.pipeline.needs_objects)
-        if len(batch) == 1:
-            return [self.send(batch[0], timeout_s=timeout_s, **where)]
+        if len(batch) == 1 and len(message_ids) <= 1:
+            return [self.send(batch[0], timeout_s=timeout_s, message_id=next(iter(message_ids), None), **where)]
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        placed = aside(self.pipeline.hand_over, batch, where, timeout_s, together=True, at_once=True)
+        hand_over = self.pipeline.hand_over
+        placed = aside(hand_over, batch, where, timeout_s, together=True, at_once=True, message_ids=message_ids)
         if len(placed.batches) == 1:
             completion = placed.batches[0][0].completion
             if completion.acknowledged is None:

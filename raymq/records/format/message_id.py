@@ -19,7 +19,7 @@ from datetime import datetime
 from ipaddress import ip_address
 from typing import Final, NamedTuple, overload
 
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.records.format.layout import encode_host
 
 IDS_PER_MS: Final = 1 << 16
@@ -227,3 +227,19 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
     return OffsetMessageId(
         str(ip_address(address)), int.from_bytes(port, signed=True), int.from_bytes(physical_offset, signed=True)
     )
+
+
+MESSAGE_ID_CHARS_MAX: Final = 64
+"""Maximum length of a unique id that a program gives a message."""
+
+
+def checked_message_id(message_id: str) -> str:
+    """Return a unique id that a program gives a message. Raises MessageIllegalError unless it has 1 to
+    MESSAGE_ID_CHARS_MAX printable ASCII characters, without spaces."""
+    is_text = isinstance(message_id, str) and message_id.isascii() and message_id.isprintable()
+    if not is_text or not 0 < len(message_id) <= MESSAGE_ID_CHARS_MAX or " " in message_id:
+        raise MessageIllegalError(
+            f"a message id has 1 to {MESSAGE_ID_CHARS_MAX} printable ASCII characters without spaces, not "
+            f"{message_id!r:.100}"
+        )
+    return message_id

@@ -67,6 +67,8 @@ class SendRequest(Struct, eq=False):
     the queue `stored`, which stores them. The encoder chooses the sequences of messages that the caller does not
     number.
 
+    `message_ids`: the ids that the caller gives the messages; empty if the encoder makes them.
+
     `turn_queue`: the queue that the caller selected, if the caller distributes messages over the queues in turn. The
     producer may still move the messages to another queue.
     """
@@ -84,6 +86,7 @@ class SendRequest(Struct, eq=False):
     stored: MessageQueue | None = None
     watches: Sequence[SendWatch] = ()
     turn_queue: MessageQueue | None = None
+    message_ids: Sequence[str] = ()
 
     def fail(self, error: BaseException) -> None:
         """Notify the observers of a send that its messages could not be enqueued."""
@@ -122,8 +125,8 @@ class SendBatch(Struct, eq=False):
     contain further messages of this completion. `movable`: the messages need no order, so they may go to another queue
     as long as none of them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the
     monotonic clock. `timeout_s`: the timeout of the call. `cost_bytes`: buffer-pool space that is allocated for the
-    messages, in the pool's `generation`. `message_ids`: empty until the messages are encoded, and never changed
-    afterwards.
+    messages, in the pool's `generation`. `message_ids`: the ids that the caller gave the messages; else empty until
+    the messages are encoded. Ids never change. No message joins a batch that has ids.
 
     Further messages may join until `join_until_s`, up to a cost of `limit_bytes` and up to `max_messages` messages. The
     deadline of an open batch is extended by `open_for_s`. `plain`: no message has more than a topic and a body.
