@@ -20,6 +20,7 @@ from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.convert.times import millis
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, MessageType
+from raymq.records.format.message_id import checked_message_id
 
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
@@ -39,11 +40,19 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 @dataclass(frozen=True, slots=True)
 class IncomingMessage:
     """A checked message of a client. `sharding_key`: the message group, None if the message has no group. `kind`: the
-    type by which topics accept or refuse the message."""
+    type by which topics accept or refuse the message. `message_id`: the unique id that the client gave it."""
 
     message: Message
     sharding_key: str | None
     kind: TopicMessageType
+    message_id: str
+
+    def fingerprint(self) -> int:
+        """Return a number that is equal for equal messages, and differs for almost all other messages. The times count
+        for nothing, because a client may set them again when it repeats a send."""
+        one = self.message
+        own = frozenset(item for item in one.properties.items() if item[0] not in CLIENT_PROPERTIES)
+        return hash((self.message_id, one.topic, one.body, one.tags, one.keys, own, self.sharding_key, self.kind))
 
 
 def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -> IncomingMessage:
@@ -57,8 +66,10 @@ def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -
         raise CallRefusedError(Code.UNSUPPORTED, "messages with a priority or a lite topic are not supported")
     if properties.message_type in (MessageType.LITE, MessageType.PRIORITY):
         raise CallRefusedError(Code.UNSUPPORTED, "messages of the types LITE and PRIORITY are not supported")
-    if not properties.message_id.strip():
-        raise CallRefusedError(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    try:
+        message_id = checked_message_id(properties.message_id)
+    except MessageIllegalError as error:
+        raise CallRefusedError(Code.ILLEGAL_MESSAGE_ID, str(error)) from None
     body = body_of(sent, max_body_bytes)
     tag = _tag(properties)
     keys = [_text("a key", key, Code.ILLEGAL_MESSAGE_KEY) for key in properties.keys]
@@ -77,7 +88,7 @@ def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -
         raise CallRefusedError(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a transaction cannot have a delivery time"
         )
-    return IncomingMessage(with_added_properties(message, added) if added else message, group, kind)
+    return IncomingMessage(with_added_properties(message, added) if added else message, group, kind, message_id)
 
 
 def check_kind(topic: str, attributes: TopicAttributes, kind: TopicMessageType) -> None:

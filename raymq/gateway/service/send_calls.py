@@ -1,13 +1,15 @@
 """Answers SendMessage and RecallMessage.
 
 The messages of all clients go through one AsyncProducer, which gathers them in batches. A request of several messages
-is stored in one queue, in order. A message of a transaction is stored as a half message
+is stored in one queue, in order. Each message keeps the id that its client gave it. A send that a client repeats is
+stored once (`raymq.gateway.service.send_window`). A message of a transaction is stored as a half message
 (`raymq.gateway.service.transaction_calls`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from raymq.common.errors import RequestTimeoutError, TopicNotExistError
@@ -18,8 +20,9 @@ from raymq.gateway.convert.incoming import IncomingMessage, check_kind, incoming
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
 from raymq.gateway.service.access import GatewayAccess, sends
-from raymq.gateway.service.answers import answered, namespace_header
+from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.send_window import SendWindow
 from raymq.gateway.service.transaction_calls import TransactionCalls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
@@ -32,8 +35,19 @@ ANSWER_MARGIN_S: Final = 0.1
 class SendCalls:
     """The calls that send messages, and recall delayed messages."""
 
-    def __init__(self, cluster: GatewayCluster, access: GatewayAccess, transactions: TransactionCalls) -> None:
+    def __init__(
+        self,
+        cluster: GatewayCluster,
+        access: GatewayAccess,
+        transactions: TransactionCalls,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster, self._access, self._transactions = cluster, access, transactions
+        self._window: SendWindow[list[wire.SendResultEntry]] = SendWindow(clock)
+
+    def expire(self) -> None:
+        """Forget sends that ended so long ago that no client repeats them."""
+        self._window.expire()
 
     def handlers(self) -> Handlers:
         return {
@@ -48,11 +62,10 @@ class SendCalls:
 
     async def _send(self, call: CallContext, request: wire.SendMessageRequest) -> wire.SendMessageResponse:
         messages = await self._checked(call, request)
-        if messages[0].kind is TopicMessageType.TRANSACTION:
-            begun = await self._transactions.begin(request.messages[0], messages[0], self._timeout_s(call))
-            entries = [_entry(*begun)]
-        else:
-            entries = [_entry(result) for result in await self._stored(call, messages)]
+        left_s = self._left_s(call)
+        # The messages themselves are in the key: a client that uses an id twice must not lose a message.
+        key = client_id_of(call), *(message.fingerprint() for message in messages)
+        entries = await self._window.send(key, lambda: self._stored(call, request, messages), left_s)
         return wire.SendMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
     async def _checked(self, call: CallContext, request: wire.SendMessageRequest) -> list[IncomingMessage]:
@@ -77,29 +90,36 @@ class SendCalls:
                     Code.BAD_REQUEST, "a request with a message of a transaction has no other message"
                 )
             check_kind(topic, attributes, message.kind)
-        self._access.take_sent(call, request.ByteSize(), len(messages))
         return messages
 
-    async def _stored(self, call: CallContext, messages: list[IncomingMessage]) -> list[SendResult]:
+    async def _stored(
+        self, call: CallContext, request: wire.SendMessageRequest, messages: list[IncomingMessage]
+    ) -> list[wire.SendResultEntry]:
+        """Store the messages of a request, within the producer's own timeout."""
+        self._access.take_sent(call, request.ByteSize(), len(messages))
+        if messages[0].kind is TopicMessageType.TRANSACTION:
+            return [_entry(*await self._transactions.begin(request.messages[0], messages[0]))]
         producer, key = self._cluster.producer, messages[0].sharding_key
-        timeout_s = self._timeout_s(call)
         if len(messages) > 1:
-            batch = [one.message for one in messages]
-            return await producer.send_batch(batch, timeout_s=timeout_s, sharding_key=key)
-        return [await producer.send(messages[0].message, timeout_s=timeout_s, sharding_key=key)]
+            batch, ids = [one.message for one in messages], [one.message_id for one in messages]
+            return [_entry(one) for one in await producer.send_batch(batch, message_ids=ids, sharding_key=key)]
+        [one] = messages
+        return [_entry(await producer.send(one.message, message_id=one.message_id, sharding_key=key))]
 
-    def _timeout_s(self, call: CallContext) -> float | None:
-        """Return the timeout of a send in seconds; None for the producer's own timeout, which is enough if the caller
-        waits longer. Raises RequestTimeoutError if the caller has stopped waiting: nothing was sent."""
+    def _left_s(self, call: CallContext) -> float:
+        """Return the time in seconds in which a call must have an answer. Raises RequestTimeoutError if the caller has
+        stopped waiting: nothing was sent."""
         left_s = call.left_s() - ANSWER_MARGIN_S
         if left_s <= 0:
             raise RequestTimeoutError("a send that reached the gateway late", call.left_s())
-        return None if left_s >= self._cluster.send_timeout_s else left_s
+        return left_s
 
     async def _recall(self, call: CallContext, request: wire.RecallMessageRequest) -> wire.RecallMessageResponse:
         topic = topic_of(namespace_of(request.topic, namespace_header(call)), request.topic)
         self._access.require(call, sends(topic))
-        found = await self._cluster.producer.recall(topic, request.recall_handle, timeout_s=self._timeout_s(call))
+        found = await self._cluster.producer.recall(
+            topic, request.recall_handle, timeout_s=min(self._left_s(call), self._cluster.send_timeout_s)
+        )
         return wire.RecallMessageResponse(status=ok(), message_id=found)
 
 

@@ -38,8 +38,8 @@ class GatewayService:
         self._receives = ReceiveCalls(cluster, access, self.clients, clock)
         self._transactions = TransactionCalls(cluster, access, streams)
         clients = ClientCalls(cluster, access, self.clients, streams, clock)
-        sends = SendCalls(cluster, access, self._transactions)
-        self._families = (self._routes, clients, sends, self._transactions, self._receives)
+        self._sends = SendCalls(cluster, access, self._transactions, clock)
+        self._families = (self._routes, clients, self._sends, self._transactions, self._receives)
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""
@@ -55,8 +55,9 @@ class GatewayService:
                 await self.tick()
 
     async def tick(self) -> None:
-        """Renew leases, and forget clients that have gone: all that `run` does every TICK_S."""
+        """Renew leases, and forget clients and sends of the past: all that `run` does every TICK_S."""
         self.clients.expire(self._clock())
+        self._sends.expire()
         await self._receives.renew_due()
 
     async def poll_checks(self) -> None:

@@ -65,9 +65,7 @@ class TransactionCalls:
             )
         }
 
-    async def begin(
-        self, sent: wire.Message, converted: IncomingMessage, timeout_s: float | None
-    ) -> tuple[SendResult, str]:
+    async def begin(self, sent: wire.Message, converted: IncomingMessage) -> tuple[SendResult, str]:
         """Store the half message of a client's message. Returns the result, and the transaction id.
 
         A client takes a half message that is less durable than its topic promises for not sent, and begins another
@@ -79,7 +77,7 @@ class TransactionCalls:
                 Code.ILLEGAL_TOPIC, f"the name of a topic with transactions has at most {GROUP_NAME_MAX} characters"
             )
         producer, key = self._cluster.producer, converted.sharding_key
-        half = await producer.send(half_of(sent, converted), timeout_s=timeout_s, sharding_key=key)
+        half = await producer.send(half_of(sent, converted), message_id=converted.message_id, sharding_key=key)
         place = place_of(half)
         if half.status is not SendStatus.SEND_OK:
             order = end_order(topic, place, LocalTransactionState.ROLLBACK_MESSAGE)

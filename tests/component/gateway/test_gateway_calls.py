@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from raymq.common.errors import NotMasterError, RequestTimeoutError
+from raymq.common.errors import NoPermissionError, NotMasterError, RequestTimeoutError
 from raymq.common.message import MessageQueue, SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
@@ -28,10 +29,11 @@ from raymq.gateway.wire.table import METHODS
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.message_id import IdRange
 from tests.support.clients.fakes import FakeStore, topic_route
-from tests.support.clients.producers import Clock, MakeProducer, producers_of_fakes
+from tests.support.clients.producers import Clock, Gate, MakeProducer, producers_of_fakes
 from tests.support.gateway.fake_group_calls import FakeGroupCalls
 from tests.support.gateway.gateway_client import ANSWER_S, HOST, METADATA, FakeGroups, GatewayClient, gateway_of
 
+NUMBERS = itertools.count()
 ORDERS = wire.Resource(name="orders")
 ANSWERED = (
     *("QueryRoute", "QueryAssignment", "Heartbeat", "NotifyClientTermination", "SendMessage", "RecallMessage"),
@@ -85,7 +87,9 @@ def gateway(make_producer: MakeProducer) -> Gateway:
 
 
 def message(body: bytes = b"body", user: dict[str, str] | None = None, **fields: Any) -> wire.Message:
-    system = wire.SystemProperties(**{"message_id": "01A", "body_encoding": Encoding.IDENTITY, **fields})
+    system = wire.SystemProperties(
+        **{"message_id": f"01{next(NUMBERS):030X}", "body_encoding": Encoding.IDENTITY, **fields}
+    )
     return wire.Message(topic=ORDERS, user_properties=user or {}, system_properties=system, body=body)
 
 
@@ -298,7 +302,7 @@ def test_a_message_is_stored_as_it_was_sent(gateway: Gateway) -> None:
         [entry] = answer.entries
         assert (entry.status.code, entry.offset, entry.recall_handle) == (Code.OK, 0, "")
         [stored] = gateway.store.messages()
-        assert stored.message_id == entry.message_id
+        assert stored.message_id == entry.message_id == sent.system_properties.message_id
         back = outgoing(stored, ORDERS)
         assert (back.body, dict(back.user_properties)) == (b"hello", {"colour": "red"})
         system = back.system_properties
@@ -418,6 +422,65 @@ def test_a_send_is_repeated_at_another_master(gateway: Gateway) -> None:
         assert len(gateway.store.attempts) == 2
 
     gateway.store.script = [NotMasterError("a", 1)]
+    gateway.run(scenario)
+
+
+def test_a_repeated_send_is_stored_once_and_gets_the_same_answer(gateway: Gateway) -> None:
+    async def scenario(client: GatewayClient) -> None:
+        one, gate = sends(message(b"once")), Gate()
+        gateway.store.script = [gate]
+        first = asyncio.create_task(client.call("SendMessage", one))
+        assert await asyncio.to_thread(gate.entered.wait, ANSWER_S)
+        # the client's deadline passes while the store has no answer
+        try:
+            late = (await client.call("SendMessage", one, timeout_s=0.3)).status.code
+        except grpc.aio.AioRpcError as error:
+            late = error.code()
+        assert late in (Code.PROXY_TIMEOUT, grpc.StatusCode.DEADLINE_EXCEEDED)
+        first.cancel()
+        second = asyncio.create_task(client.call("SendMessage", one))
+        gate.opened.set()
+        answer = await second
+        again = await client.call("SendMessage", one)
+        assert answer.status.code == Code.OK
+        assert again == answer
+        other = (("x-mq-client-id", "client-2"),)
+        assert (await client.call("SendMessage", one, other)).entries[0].offset != answer.entries[0].offset
+        assert gateway.store.everything() == [b"once", b"once"]
+
+    gateway.route = topic_route(a=1)
+    gateway.run(scenario)
+
+
+def test_a_message_with_the_id_of_another_message_is_stored(gateway: Gateway) -> None:
+    async def scenario(client: GatewayClient) -> None:
+        changes: list[dict[str, Any]] = [{}, {"tag": "t"}, {"keys": ["k"]}, {"message_group": "g"}]
+        for fields in changes:
+            await client.call("SendMessage", sends(message(message_id="same", **fields)))
+        await client.call("SendMessage", sends(message(b"other", message_id="same")))
+        await client.call("SendMessage", sends(message(user={"a": "b"}, message_id="same")))
+        await client.call("SendMessage", sends(*(message(message_id="same") for _ in range(2))))
+        assert len(gateway.store.everything()) == 8
+
+    gateway.run(scenario)
+
+
+def test_a_send_that_stored_nothing_is_sent_again_when_it_is_repeated(gateway: Gateway) -> None:
+    async def scenario(client: GatewayClient) -> None:
+        one = sends(message())
+        assert (await client.call("SendMessage", one)).status.code == Code.FORBIDDEN
+        assert (await client.call("SendMessage", one)).status.code == Code.OK
+
+    gateway.store.script = [NoPermissionError("not now")]
+    gateway.run(scenario)
+
+
+@pytest.mark.parametrize("message_id", ["", " ", "a b", "x" * 65, "ü", "a\x01b"])
+def test_an_id_that_cannot_be_stored_is_refused(gateway: Gateway, message_id: str) -> None:
+    async def scenario(client: GatewayClient) -> None:
+        answer = await client.call("SendMessage", sends(message(message_id=message_id)))
+        assert answer.status.code == Code.ILLEGAL_MESSAGE_ID
+
     gateway.run(scenario)
 
 

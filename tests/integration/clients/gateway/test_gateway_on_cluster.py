@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from typing import Any
 
@@ -22,7 +23,8 @@ CHECKED_S = 180.0
 
 
 def message(topic: wire.Resource, body: bytes, **fields: Any) -> wire.Message:
-    return wire.Message(topic=topic, body=body, system_properties=wire.SystemProperties(message_id="01A", **fields))
+    system = wire.SystemProperties(message_id=secrets.token_hex(17).upper(), **fields)
+    return wire.Message(topic=topic, body=body, system_properties=system)
 
 
 async def send(client: GatewayClient, *messages: wire.Message) -> list[wire.SendResultEntry]:
