@@ -18,6 +18,8 @@ POLLING_LEFT_MIN_S: Final = 0.1
 """Shortest time in seconds before the caller's deadline in which a receive makes sense."""
 POLLING_MARGIN_S: Final = 0.5
 """Time in seconds before the caller's deadline at which a receive ends, so that its answer arrives in time."""
+POLLING_CODE_SINCE: Final = (5, 0, 3)
+"""Version of the clients that know the code ILLEGAL_POLLING_TIME first."""
 REQUEST_HALF_S: Final = 1.5
 """Half of a client's usual request timeout, in seconds: a client without a polling time adds it to its deadline."""
 
@@ -32,15 +34,17 @@ class LeaseTerms:
     wait_s: float
 
 
-def lease_terms(request: ReceiveMessageRequest, left_s: float) -> LeaseTerms:
-    """Return the terms of a receive. `left_s`: the time in seconds until the caller stops waiting.
+def lease_terms(request: ReceiveMessageRequest, left_s: float, client_version: str = "") -> LeaseTerms:
+    """Return the terms of a receive. `left_s`: the time in seconds until the caller stops waiting. `client_version`:
+    the version of the client, empty if it is unknown.
 
     A request with `auto_renew` is a push consumer's. Raises CallRefusedError if a value is not allowed.
     """
     if request.batch_size < 1:
         raise CallRefusedError(Code.BAD_REQUEST, f"batch_size is {request.batch_size}; it must be at least 1")
     if left_s < POLLING_LEFT_MIN_S:
-        raise CallRefusedError(Code.ILLEGAL_POLLING_TIME, "the deadline of the receive is too near")
+        code = Code.BAD_REQUEST if _is_old(client_version) else Code.ILLEGAL_POLLING_TIME
+        raise CallRefusedError(code, "the deadline of the receive is too near")
     if request.HasField("long_polling_timeout"):
         wait_s = millis(request.long_polling_timeout) / 1000
     else:
@@ -61,3 +65,9 @@ def invisible_time(value: Duration, least_ms: int = 0) -> int:
             f"an invisible time of {invisible_ms} ms is not between {least_ms} and {INVISIBLE_MAX_MS} ms",
         )
     return invisible_ms
+
+
+def _is_old(client_version: str) -> bool:
+    """Return whether a client does not know the code ILLEGAL_POLLING_TIME, because its version is too low."""
+    numbers = [int(part) for part in client_version[:32].split(".")[:3] if part.isascii() and part.isdecimal()]
+    return len(numbers) == 3 and tuple(numbers) < POLLING_CODE_SINCE

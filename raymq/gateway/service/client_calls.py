@@ -26,6 +26,7 @@ from raymq.gateway.service.answers import answered, client_id_of, namespace_head
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.command_streams import CommandStream, CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.wire.enums import ClientType
 from raymq.gateway.wire.messages import (
     HeartbeatRequest,
@@ -41,7 +42,8 @@ from raymq.gateway.wire.table import SERVICE
 
 
 class ClientCalls:
-    """The calls about clients. `clients`, `streams`: the clients of this process, and their open streams."""
+    """The calls about clients. `clients`, `streams`: the clients of this process, and their open streams.
+    `receives`: the calls whose waits and leases end with a client."""
 
     def __init__(
         self,
@@ -49,10 +51,11 @@ class ClientCalls:
         access: GatewayAccess,
         clients: ConnectedClients,
         streams: CommandStreams,
+        receives: ReceiveCalls,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._access, self._clients = cluster, access, clients
-        self._streams, self._clock = streams, clock
+        self._streams, self._receives, self._clock = streams, receives, clock
 
     def handlers(self) -> Handlers:
         return {
@@ -79,7 +82,9 @@ class ClientCalls:
     async def _terminate(
         self, call: CallContext, request: NotifyClientTerminationRequest
     ) -> NotifyClientTerminationResponse:
-        self._clients.forget(client_id_of(call))
+        client_id = client_id_of(call)
+        self._clients.forget(client_id)
+        self._receives.client_gone(client_id)
         return NotifyClientTerminationResponse(status=ok())
 
     async def _telemetry(self, call: CallContext, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -16,18 +16,23 @@ CLIENTS_MAX: Final = 10_000
 """Maximum number of clients of one gateway process."""
 CLIENT_EXPIRED_S: Final = 60.0
 """Time in seconds without a heartbeat after which a client without a stream counts as gone."""
+STREAM_EXPIRED_S: Final = 15.0
+"""Time in seconds without a heartbeat after which a client whose stream has ended counts as gone. Clients send a
+heartbeat each 10 s. A client whose process was killed has lost its stream."""
 
 
 @dataclass(slots=True)
 class ConnectedClient:
     """One client. `client_type`, `language`: numbers of the protocol. `group`: the consumer group with its namespace,
-    empty for a producer. `active_s`: the time of its last heartbeat or settings. `streams`: number of open streams."""
+    empty for a producer. `active_s`: the time of its last heartbeat or settings. `streams`: number of open streams.
+    `expires_s`: time in seconds without a heartbeat and without a stream after which it counts as gone."""
 
     client_type: int
     language: int = 0
     group: str = ""
     active_s: float = 0.0
     streams: int = 0
+    expires_s: float = CLIENT_EXPIRED_S
 
 
 class ConnectedClients:
@@ -44,11 +49,9 @@ class ConnectedClients:
 
     def active(self, client_id: str, now_s: float, *, client_type: int, group: str, language: int = 0) -> None:
         """Register a client, or note that it is active. Raises SystemBusyError if the process has CLIENTS_MAX other
-        clients, all of them active."""
+        clients."""
         client = self._clients.get(client_id)
         if client is None:
-            if len(self._clients) >= CLIENTS_MAX:
-                self.expire(now_s)
             if len(self._clients) >= CLIENTS_MAX:
                 raise SystemBusyError(f"the gateway has {CLIENTS_MAX} clients, its maximum")
             client = self._clients[client_id] = ConnectedClient(client_type)
@@ -63,17 +66,19 @@ class ConnectedClients:
         client = self._clients.get(client_id)
         if client is not None:
             client.streams, client.active_s = max(client.streams - 1, 0), now_s
+            client.expires_s = STREAM_EXPIRED_S
 
     def forget(self, client_id: str) -> None:
         """Remove a client that has ended. Does nothing if the client is unknown."""
         self._clients.pop(client_id, None)
 
-    def expire(self, now_s: float) -> None:
-        """Remove the clients that have neither a stream nor sent a heartbeat for CLIENT_EXPIRED_S."""
+    def expire(self, now_s: float) -> list[str]:
+        """Remove the clients that have neither a stream nor sent a heartbeat for too long. Returns their ids."""
         gone = [
             client_id
             for client_id, client in self._clients.items()
-            if not client.streams and now_s - client.active_s > CLIENT_EXPIRED_S
+            if not client.streams and now_s - client.active_s > client.expires_s
         ]
         for client_id in gone:
             del self._clients[client_id]
+        return gone

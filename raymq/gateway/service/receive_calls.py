@@ -43,8 +43,12 @@ from raymq.gateway.wire.table import SERVICE
 
 logger = logging.getLogger(__name__)
 
+CLIENT_VERSION: Final = "x-mq-client-version"
 UNREADABLE_AGAIN_MS: Final = 5_000
 """Time in ms after which a message with an unreadable body is delivered again. A replica may repair it."""
+
+GONE_AGAIN_MS: Final = 1_000
+"""Time in ms after which the messages of a push consumer that has gone are delivered again, as in RocketMQ."""
 
 
 class ReceiveCalls:
@@ -59,6 +63,8 @@ class ReceiveCalls:
     ) -> None:
         self._cluster, self._access, self._clients, self._clock = cluster, access, clients, clock
         self.renewals = PushRenewals()
+        self._waiting: dict[str, set[asyncio.Future[list[ReceivedMessage]]]] = {}
+        """The receives of each client that wait for a message, by client id."""
 
     def handlers(self) -> Handlers:
         return {
@@ -90,8 +96,8 @@ class ReceiveCalls:
                 client_id = client_id_of(call)
                 request = parse_request(wire.ReceiveMessageRequest, data)
                 receive = await self._begun(call, request)
-                messages = await self._cluster.receive(receive)
-                if request.auto_renew:
+                messages = await self._until_ended(client_id, receive)
+                if request.auto_renew and messages:
                     self._hold(client_id, receive, messages)
                 status = ok() if messages else wire.Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
             # every error of a call is answered with a status; the log has the unexpected ones
@@ -113,12 +119,46 @@ class ReceiveCalls:
                 if written < len(messages):
                     self._cluster.later(receive.give_back, messages[written:])
 
+    async def _until_ended(self, client_id: str, receive: PollingReceive) -> list[ReceivedMessage]:
+        """Run a receive. Returns no message if the client ends, or if `end_receives` is called."""
+        running = asyncio.ensure_future(self._cluster.receive(receive))
+        waiting = self._waiting.setdefault(client_id, set())
+        waiting.add(running)
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            if not running.done():
+                running.cancel()
+            elif not running.cancelled() and running.exception() is None:
+                self._cluster.later(receive.give_back, running.result())
+            raise
+        finally:
+            waiting.discard(running)
+            if not waiting and self._waiting.get(client_id) is waiting:
+                del self._waiting[client_id]
+        return [] if running.cancelled() else running.result()
+
+    def end_receives(self, client_id: str | None = None) -> None:
+        """Answer at once the receives of a client that wait for a message; None: of all clients. The answers have no
+        message."""
+        waiting = list(self._waiting.values()) if client_id is None else [self._waiting.get(client_id, set())]
+        for running in [one for own in waiting for one in own]:
+            running.cancel()
+
+    def client_gone(self, client_id: str) -> None:
+        """End the receives of a client that has gone, and return its leases, so that other clients get its messages
+        soon. If a broker does not answer, they get the messages after the leases."""
+        self.end_receives(client_id)
+        for calls, due in self.renewals.release(client_id):
+            parts = list(due.leases.values())
+            self._cluster.later(calls.return_parts, due.broker_name, parts, GONE_AGAIN_MS)
+
     async def _begun(self, call: CallContext, request: wire.ReceiveMessageRequest) -> PollingReceive:
         """Check a receive, and return it ready to run."""
         resource = request.message_queue.topic
         namespace, group, topic = self._places(call, request.group, resource)
         subscription = subscription_of(topic, request.filter_expression)
-        terms = lease_terms(request, call.left_s())
+        terms = lease_terms(request, call.left_s(), call.metadata.get(CLIENT_VERSION, ""))
         terms = replace(terms, max_messages=self._access.portion(call, terms.max_messages))
         route = await self._cluster.route(topic)
         wished = request.message_queue.broker.name
@@ -137,13 +177,12 @@ class ReceiveCalls:
         except SystemBusyError as error:
             logger.info("the messages of client %s are not renewed: %s", client_id, error)
             return
-        self.renewals.hold(client_id, group, receive.calls, messages, receive.terms.invisible_ms, now_s)
+        self.renewals.hold(client_id, receive.calls, messages, receive.terms.invisible_ms, now_s)
 
     async def renew_due(self) -> None:
         """Renew the leases that are due, with one call for each broker and group. A lease whose renewal failed is
         renewed again in the next call of this method, unless the failure is final."""
-        due = self.renewals.due(self._clock(), lambda client_id: self._clients.get(client_id) is not None)
-        await asyncio.gather(*(self._renew(*one) for one in due))
+        await asyncio.gather(*(self._renew(*one) for one in self.renewals.due(self._clock())))
 
     async def _renew(self, calls: GroupCalls, due: DueLeases, table: Renewals) -> None:
         sent_s, parts = self._clock(), list(due.leases.values())

@@ -37,7 +37,7 @@ class GatewayService:
         self._routes = RouteCalls(cluster, access, address)
         self._receives = ReceiveCalls(cluster, access, self.clients, clock)
         self._transactions = TransactionCalls(cluster, access, streams)
-        clients = ClientCalls(cluster, access, self.clients, streams, clock)
+        clients = ClientCalls(cluster, access, self.clients, streams, self._receives, clock)
         self._sends = SendCalls(cluster, access, self._transactions, clock)
         self._families = (self._routes, clients, self._sends, self._transactions, self._receives)
 
@@ -56,9 +56,15 @@ class GatewayService:
 
     async def tick(self) -> None:
         """Renew leases, and forget clients and sends of the past: all that `run` does every TICK_S."""
-        self.clients.expire(self._clock())
+        for client_id in self.clients.expire(self._clock()):
+            self._receives.client_gone(client_id)
         self._sends.expire()
         await self._receives.renew_due()
+
+    def end_receives(self) -> None:
+        """Answer all receives that wait for a message at once, without a message. Call this method before the server
+        stops: its clients then wait at another gateway."""
+        self._receives.end_receives()
 
     async def poll_checks(self) -> None:
         """Ask producers once about transactions without an outcome."""

@@ -269,8 +269,58 @@ def test_the_messages_of_a_push_consumer_are_renewed_until_they_are_settled_or_t
         assert answer.status.code == Code.OK
         assert await passes(client, 30) == [2]
         assert await passes(client, 61, beats=False) == [], "the client has gone"
+        await asyncio.to_thread(calls.wait_until_returned, 1)
+        assert calls.returned == [(2, True)]
         assert await passes(client, 30) == []
-        assert await receive(client, receive_request()) == (Code.MESSAGE_NOT_FOUND, [])
+        _, [again] = await receive(client, receive_request())
+        assert again.system_properties.delivery_attempt == 2
+
+    gateway.run(scenario)
+
+
+def test_the_messages_of_a_push_consumer_that_ends_are_delivered_to_another_one(gateway: Gateway) -> None:
+    calls = gateway.calls["billing"]
+    for number in range(2):
+        calls.put("a", b"%d" % number)
+
+    async def scenario(client: GatewayClient) -> None:
+        await client.call("Heartbeat", wire.HeartbeatRequest(group=BILLING))
+        _, [first, _] = await receive(client, receive_request(auto_renew=True))
+        await ack(client, first.system_properties.receipt_handle)
+        end = wire.NotifyClientTerminationRequest(group=BILLING)
+        assert (await client.call("NotifyClientTermination", end)).status.code == Code.OK
+        await asyncio.to_thread(calls.wait_until_returned, 1)
+        assert calls.returned == [(1, True)]
+        assert len(client.service.clients) == 0
+
+    gateway.run(scenario)
+
+
+@pytest.mark.parametrize("ends", ["client", "gateway"])
+def test_a_receive_that_waits_is_answered_at_once_when_its_client_or_the_gateway_ends(
+    gateway: Gateway, ends: str
+) -> None:
+    calls = gateway.calls["billing"]
+    gateway.route = topic_route(a=1)
+
+    async def scenario(client: GatewayClient) -> None:
+        calls.answers.clear()
+        waiting = [asyncio.ensure_future(receive(client, receive_request(wait_ms=20_000))) for _ in range(2)]
+        await asyncio.to_thread(calls.wait_for_receives, 4)
+        if ends == "client":
+            other = (("x-mq-client-id", "client-2"),)
+            end = wire.NotifyClientTerminationRequest(group=BILLING)
+            await client.call("NotifyClientTermination", end, other)
+            assert not any(one.done() for one in waiting)
+            await client.call("NotifyClientTermination", end)
+        else:
+            client.service.end_receives()
+        assert await asyncio.gather(*waiting) == [(Code.MESSAGE_NOT_FOUND, [])] * 2
+        calls.answers.set()
+        # a message that arrives for such a receive is for another client, as its first attempt
+        calls.put("a", b"0")
+        _, [message] = await receive(client, receive_request(wait_ms=20_000))
+        assert message.system_properties.delivery_attempt == 1
 
     gateway.run(scenario)
 

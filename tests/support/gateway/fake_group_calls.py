@@ -28,7 +28,8 @@ class _Lease:
 
 class FakeGroupCalls:
     """The messages of a group, by broker. `failures`: an error for each broker that does not answer. `receives`: the
-    arguments of each receive: broker, wait in seconds, and attempt id."""
+    arguments of each receive: broker, wait in seconds, and attempt id. `answers`: while it is clear, receives that wait
+    get no answer."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -38,6 +39,8 @@ class FakeGroupCalls:
         self.returned: list[tuple[int, bool]] = []
         self.extended: list[int] = []
         self.is_closed = False
+        self.answers = threading.Event()
+        self.answers.set()
         self._lock = threading.Condition()
         self._leases: dict[tuple[str, int], _Lease] = {}
         self._now_ms = 1_795_400_000_000
@@ -65,6 +68,9 @@ class FakeGroupCalls:
         with self._lock:
             self.receives.append((broker_name, wait_s, attempt_id))
             self._lock.notify_all()
+        if wait_s:
+            assert self.answers.wait(WAIT_S)
+        with self._lock:
             while True:
                 if broker_name in self.failures:
                     raise self.failures[broker_name]
@@ -139,6 +145,17 @@ class FakeGroupCalls:
             leases = [self._leases[broker_name, part.start] for part in parts]
             self.extended += [part.start for part in parts]
             return [one.pop_ms == part.pop_ms and not one.is_settled for one, part in zip(leases, parts, strict=True)]
+
+    def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> None:
+        if broker_name in self.failures:
+            raise self.failures[broker_name]
+        with self._lock:
+            for part in parts:
+                lease = self._leases[broker_name, part.start]
+                if lease.pop_ms == part.pop_ms and not lease.is_settled:
+                    lease.pop_ms = 0
+                    self.returned.append((part.start, True))
+            self._lock.notify_all()
 
     def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
         if not self.ack_handles(topic, [handle]):

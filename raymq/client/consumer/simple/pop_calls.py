@@ -289,6 +289,11 @@ class PopCalls:
         results: list[bool] = self._broker(broker_name).call("extend_invisible", *arguments, timeout_s=timeout_s)
         return results
 
+    def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> None:
+        """Make parts of leases at one broker visible again `invisible_ms` from now, as failed attempts. Parts that were
+        acknowledged or delivered again stay so. Durable on return."""
+        self._call(broker_name, "change_invisible", self.group, list(parts), invisible_ms, True)
+
     def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
         """Forward a received message to the group's dead letters, `%DLQ%group`, and acknowledge it. Durable on return.
 

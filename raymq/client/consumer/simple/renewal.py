@@ -128,6 +128,19 @@ class Renewals:
             elif held is not None:
                 del self._held[lease_id]
 
+    def __contains__(self, lease_id: LeaseId) -> bool:
+        return lease_id in self._held
+
+    def release(self) -> list[DueLeases]:
+        """Renew nothing any more. Returns the leases that were renewed, by broker."""
+        calls: dict[str, DueLeases] = {}
+        for lease_id, held in self._held.items():
+            name = held.receipt.broker_name
+            call = calls.setdefault(name, DueLeases(name, held.invisible_ms, {}))
+            call.leases[lease_id] = held.receipt.part(f"{held.offsets:x}")
+        self._held.clear()
+        return list(calls.values())
+
     def next_s(self) -> float | None:
         """Return the time at which the next lease is due; None if no lease is renewed."""
         return min([min(held.due_s, held.until_s) for held in self._held.values()], default=None)

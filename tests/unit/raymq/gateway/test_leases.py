@@ -61,6 +61,21 @@ def test_a_value_that_is_not_allowed_is_refused(fields: dict[str, Any], left_s: 
     assert caught.value.status == code
 
 
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        *(("5.0.2", Code.BAD_REQUEST), ("1.0.8", Code.BAD_REQUEST), ("5.0.3", Code.ILLEGAL_POLLING_TIME)),
+        *(("5.1.0-SNAPSHOT", Code.ILLEGAL_POLLING_TIME), ("", Code.ILLEGAL_POLLING_TIME)),
+        *(("x.y.z", Code.ILLEGAL_POLLING_TIME), ("9" * 9999, Code.ILLEGAL_POLLING_TIME)),
+    ],
+    ids=range(7),
+)
+def test_an_old_client_gets_a_code_that_it_knows(version: str, code: Code) -> None:
+    with pytest.raises(CallRefusedError) as caught:
+        lease_terms(ReceiveMessageRequest(batch_size=10, auto_renew=True), 0.05, version)
+    assert caught.value.status == code
+
+
 def test_a_new_invisible_time_may_be_zero() -> None:
     assert invisible_time(duration(0)) == 0
     assert invisible_time(duration(12 * 3_600_000)) == 12 * 3_600_000

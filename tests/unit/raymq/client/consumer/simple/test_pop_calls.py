@@ -188,6 +188,18 @@ def test_an_extension_says_which_messages_are_still_leased_and_keeps_their_handl
     assert calls().extend_invisible_handles(TOPIC, handles, 60_000) == [False, False, False]
 
 
+def test_returned_parts_are_visible_again_and_acknowledged_messages_stay_so(broker: FakeBroker) -> None:
+    handles, pop = broker.lease(3), calls()
+    receipt, _ = parse_handle(GROUP, TOPIC, handles[0])
+    pop.ack_handles(TOPIC, handles[1:2])
+    pop.return_parts(BROKER, [receipt.part("7")], 1_000)
+    assert broker.visible_now() == 0
+    broker.now_ms += 1_000
+    assert broker.visible_now() == 2
+    # the client's own handles have ended
+    assert pop.ack_handles(TOPIC, handles) == 0
+
+
 def test_a_handle_of_a_broker_without_the_topic_is_refused(broker: FakeBroker) -> None:
     [handle] = broker.lease(1)
     other = handle.replace(BROKER, "broker-b")
