@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 
-from raymq.common.errors import RaymqError, TopicNotExistError
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.protocol.group import GroupConfig, is_ordered
 from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefusedError
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
@@ -23,8 +23,9 @@ from raymq.gateway.convert.statuses import ok
 from raymq.gateway.convert.transactions import is_transactional
 from raymq.gateway.service.access import GatewayAccess, consumes, sends
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
+from raymq.gateway.service.client_members import ClientMembers
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.command_streams import CommandStream, CommandStreams
+from raymq.gateway.service.command_streams import TOPICS_MAX, CommandStream, CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.wire.enums import ClientType
@@ -56,6 +57,7 @@ class ClientCalls:
     ) -> None:
         self._cluster, self._access, self._clients = cluster, access, clients
         self._streams, self._receives, self._clock = streams, receives, clock
+        self._members = ClientMembers(cluster.announcer, access, streams)
 
     def handlers(self) -> Handlers:
         return {
@@ -84,8 +86,13 @@ class ClientCalls:
     ) -> NotifyClientTerminationResponse:
         client_id = client_id_of(call)
         self._clients.forget(client_id)
-        self._receives.client_gone(client_id)
+        self.gone(client_id)
         return NotifyClientTerminationResponse(status=ok())
+
+    def gone(self, client_id: str) -> None:
+        """End all that the gateway does for a client that has gone: its receives, its leases, its membership."""
+        self._receives.client_gone(client_id)
+        self._members.gone(client_id)
 
     async def _telemetry(self, call: CallContext, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Answer each settings of a client, and send the client the commands that wait for it."""
@@ -111,15 +118,20 @@ class ClientCalls:
         """Read the commands of a client. Raises StreamRefusedError at a command that breaks a rule."""
         async for data in requests:
             command = self._parsed(data)
-            # other commands answer questions of administrators, and need no answer
-            if command.WhichOneof("command") == "settings":
+            kind = command.WhichOneof("command")
+            if kind == "settings":
                 await self._settings(call, stream, command.settings)
+            elif kind == "thread_stack_trace":
+                stream.answered(command.thread_stack_trace.nonce, command)
+            elif kind == "verify_message_result":
+                stream.answered(command.verify_message_result.nonce, command)
 
     async def _settings(self, call: CallContext, stream: CommandStream, settings: Settings) -> None:
         answer = await self._answer(call, stream, settings)
         if not stream.is_open:
             self._clients.stream_opened(stream.client_id)
             stream.is_open = True
+            self._streams.opened(stream)
         await stream.answer(TelemetryCommand(status=ok(), settings=answer))
 
     @staticmethod
@@ -143,7 +155,7 @@ class ClientCalls:
                         topics[topic] = resource
                 group, answer = "", producer_settings(settings, self._cluster.max_body_bytes)
             else:
-                group, answer = await self._consumer(call, settings)
+                group, answer = await self._consumer(call, stream.client_id, settings)
             kind = settings.client_type if settings.HasField("client_type") else ClientType.CLIENT_TYPE_UNSPECIFIED
             self._streams.publishes(stream, topics)
             self._clients.active(
@@ -155,19 +167,23 @@ class ClientCalls:
             raise StreamRefusedError(str(error)) from None
         return answer
 
-    async def _consumer(self, call: CallContext, settings: Settings) -> tuple[str, Settings]:
+    async def _consumer(self, call: CallContext, client_id: str, settings: Settings) -> tuple[str, Settings]:
         subscription = settings.subscription
         namespace = namespace_of(subscription.group, namespace_header(call))
         group = group_of(namespace, subscription.group)
-        topics = []
+        topics: dict[str, tuple[Resource, str]] = {}
         for entry in subscription.subscriptions:
-            topics.append(topic_of(namespace, entry.topic))
-            subscription_of(topics[-1], entry.expression)
+            topic = topic_of(namespace, entry.topic)
+            topics[topic] = entry.topic, subscription_of(topic, entry.expression).description
+        if len(topics) > TOPICS_MAX:
+            raise InvalidArgumentError(f"a client subscribes to {len(topics)} topics; at most {TOPICS_MAX} are allowed")
         self._access.require(call, *consumes(group, *topics))
         config = await self._cluster.group_config(group)
-        return group, consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
+        answer = consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
+        self._members.announce(client_id, group, topics)
+        return group, answer
 
-    async def _any_ordered(self, config: GroupConfig, topics: list[str]) -> bool:
+    async def _any_ordered(self, config: GroupConfig, topics: Iterable[str]) -> bool:
         if config.ordered is not None:
             return config.ordered
         for topic in topics:

@@ -22,6 +22,7 @@ from raymq.client.transactions.group_transactions import GroupTransactions
 from raymq.common.errors import GroupNotExistError, SystemBusyError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.namespaces import Namespace
+from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import TopicRoute
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
@@ -65,6 +66,13 @@ class Transactions(Protocol):
     def leave_checks(self, broker_name: str, group: str, client_id: str) -> None: ...
 
 
+class Announcer(Protocol):
+    """Announces consumers to brokers (`raymq.remoting.heartbeats.Heartbeats`). No call waits for a broker."""
+
+    def set_consumer(self, consumer: object, data: ConsumerData) -> None: ...
+    def remove(self, item: object) -> None: ...
+
+
 class GatewayCluster:
     """The routes, groups, producer and transactions of one gateway process. Close it.
 
@@ -80,13 +88,14 @@ class GatewayCluster:
         producer: AsyncProducer,
         make_calls: Callable[[str, Namespace], GroupCalls],
         transactions: Transactions,
+        announcer: Announcer,
         *,
         send_timeout_s: float,
         max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.producer, self.send_timeout_s, self.max_body_bytes = producer, send_timeout_s, max_body_bytes
-        self.transactions = transactions
+        self.transactions, self.announcer = transactions, announcer
         self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
@@ -195,7 +204,8 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
 
     transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
     return GatewayCluster(
-        client.routes, client.admin, producer, make_calls, transactions, send_timeout_s=send_timeout_s
+        *(client.routes, client.admin, producer, make_calls, transactions, client.heartbeats),
+        send_timeout_s=send_timeout_s,
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from raymq.common.errors import InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError, RequestTimeoutError, SystemBusyError
 from raymq.gateway.calls import CallContext
 from raymq.gateway.wire.messages import Resource, TelemetryCommand
 
@@ -30,6 +30,7 @@ class CommandStream:
         self.topics: Mapping[str, Resource] = {}
         self.is_open = False
         """Whether the client's settings were answered, so that the stream keeps the client registered."""
+        self._asked: dict[str, asyncio.Future[TelemetryCommand]] = {}
         self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
 
     def offer(self, command: TelemetryCommand) -> bool:
@@ -44,6 +45,28 @@ class CommandStream:
         more of them wait."""
         self._commands.put_nowait(command)
         await self._commands.join()
+
+    async def ask(self, nonce: str, command: TelemetryCommand, timeout_s: float) -> TelemetryCommand:
+        """Ask the client a question, and return its answer with the same `nonce`.
+
+        Raises SystemBusyError if too many commands wait, and RequestTimeoutError if no answer arrives in time.
+        """
+        if not self.offer(command):
+            raise SystemBusyError(f"client {self.client_id!r} does not read its commands")
+        answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeoutError(f"a question to client {self.client_id!r}", timeout_s) from None
+        finally:
+            del self._asked[nonce]
+
+    def answered(self, nonce: str, command: TelemetryCommand) -> None:
+        """Note a client's answer to a question. An answer that nobody waits for is dropped."""
+        answer = self._asked.get(nonce)
+        if answer is not None and not answer.done():
+            answer.set_result(command)
 
     def end(self) -> None:
         """Let the stream end after the commands that wait."""
@@ -62,6 +85,15 @@ class CommandStreams:
     def __init__(self) -> None:
         self._of_topic: dict[str, dict[CommandStream, None]] = {}
         """The streams that publish to each topic. The stream that waits longest for a command is first."""
+        self._of_client: dict[str, dict[CommandStream, None]] = {}
+
+    def opened(self, stream: CommandStream) -> None:
+        """Note a stream whose client's settings were answered."""
+        self._of_client.setdefault(stream.client_id, {})[stream] = None
+
+    def of_client(self, client_id: str) -> CommandStream | None:
+        """Return the newest stream of a client; None if it has no stream."""
+        return next(reversed(self._of_client.get(client_id, {})), None)
 
     def published_topics(self) -> list[str]:
         """Return the stored names of all topics to which a client with a stream publishes."""
@@ -81,6 +113,10 @@ class CommandStreams:
     def closed(self, stream: CommandStream) -> None:
         """Forget a stream that has ended."""
         self.publishes(stream, {})
+        own = self._of_client.get(stream.client_id, {})
+        own.pop(stream, None)
+        if not own:
+            self._of_client.pop(stream.client_id, None)
 
     def turn(self, topic: str, is_allowed: Callable[[CommandStream], bool]) -> CommandStream | None:
         """Return the stream of a topic whose turn it is; None if no stream that is allowed publishes to the topic."""

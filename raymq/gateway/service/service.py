@@ -37,9 +37,9 @@ class GatewayService:
         self._routes = RouteCalls(cluster, access, address)
         self._receives = ReceiveCalls(cluster, access, self.clients, clock)
         self._transactions = TransactionCalls(cluster, access, streams)
-        clients = ClientCalls(cluster, access, self.clients, streams, self._receives, clock)
+        self._client_calls = ClientCalls(cluster, access, self.clients, streams, self._receives, clock)
         self._sends = SendCalls(cluster, access, self._transactions, clock)
-        self._families = (self._routes, clients, self._sends, self._transactions, self._receives)
+        self._families = (self._routes, self._client_calls, self._sends, self._transactions, self._receives)
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""
@@ -57,7 +57,7 @@ class GatewayService:
     async def tick(self) -> None:
         """Renew leases, and forget clients and sends of the past: all that `run` does every TICK_S."""
         for client_id in self.clients.expire(self._clock()):
-            self._receives.client_gone(client_id)
+            self._client_calls.gone(client_id)
         self._sends.expire()
         await self._receives.renew_due()
 

@@ -14,11 +14,12 @@ from raymq.client.producer.producer import Producer
 from raymq.common.errors import GroupNotExistError, RaymqError, RequestTimeoutError
 from raymq.common.message import SendStatus
 from raymq.common.namespaces import Namespace
+from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.front.server import GrpcFront
 from raymq.gateway.service.access import GatewayAccess
-from raymq.gateway.service.cluster import GatewayCluster, Transactions
+from raymq.gateway.service.cluster import Announcer, GatewayCluster, Transactions
 from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
@@ -75,6 +76,22 @@ class FakeTransactions:
 
     def leave_checks(self, broker_name: str, group: str, client_id: str) -> None:
         self.left.append((broker_name, group))
+
+
+class FakeAnnouncer:
+    """The members that a gateway announces. `members`: the present members and their descriptions. `announced`: the
+    number of announcements."""
+
+    def __init__(self) -> None:
+        self.members: dict[object, ConsumerData] = {}
+        self.announced = 0
+
+    def set_consumer(self, consumer: object, data: ConsumerData) -> None:
+        self.members[consumer] = data
+        self.announced += 1
+
+    def remove(self, item: object) -> None:
+        del self.members[item]
 
 
 class GatewayClient:
@@ -139,11 +156,13 @@ async def gateway_of(
     clock: Callable[[], float] = time.monotonic,
     transactions: Transactions | None = None,
     access: GatewayAccess | None = None,
+    announcer: Announcer | None = None,
     **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
-        places = (producer.test_routes, groups, sender, make_calls, transactions or FakeTransactions())
+        places = (producer.test_routes, groups, sender, make_calls)
+        more |= {"transactions": transactions or FakeTransactions(), "announcer": announcer or FakeAnnouncer()}
         cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
         async with served(cluster, advertise, clock, access) as client:
             yield client
