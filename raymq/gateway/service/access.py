@@ -22,7 +22,7 @@ from raymq.remoting.access.quotas import Quotas
 from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import BOUNDS, CONSUME_BOUNDS, User, gateway_secret
 
-DECISIONS_MAX: Final = 20_000
+GATEWAY_DECISIONS_MAX: Final = 20_000
 """Maximum number of decisions that are kept. Beyond this number all are dropped."""
 _AUTHORIZATION: Final = "authorization"
 _DATE_TIME: Final = "x-mq-date-time"
@@ -103,7 +103,7 @@ class GatewayAccess:
         if self._state is None:
             return
         state, address = self._state(), address_of(call.peer)
-        if state is not self._decided[0] or len(self._decided[1]) >= DECISIONS_MAX:
+        if state is not self._decided[0] or len(self._decided[1]) >= GATEWAY_DECISIONS_MAX:
             self._decided = state, set()
         one = call.user, address, needs
         if one not in self._decided[1]:

@@ -29,7 +29,7 @@ class CommandStream:
         self.client_id, self.call = client_id, call
         self.topics: Mapping[str, Resource] = {}
         self.is_open = False
-        """Whether the client's settings were answered, so that the stream keeps the client registered."""
+        """True after the client's settings were answered. The stream then keeps the client registered."""
         self._asked: dict[str, asyncio.Future[TelemetryCommand]] = {}
         self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
 

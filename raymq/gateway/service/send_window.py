@@ -1,6 +1,6 @@
 """SendWindow: the sends of one gateway process that clients may repeat. A repeated send stores no second message.
 
-A client repeats a send whose answer did not arrive in time. The first send goes on meanwhile, because its message may
+A client repeats a send whose answer did not arrive in time. The first send goes on, because its message may
 be stored any moment. A repeated send waits for the first one, and gets the same answer. This works within one process:
 a client whose connection ended may reach another process, which stores the message again.
 """
@@ -18,7 +18,7 @@ from raymq.common.errors import RaymqError, RequestTimeoutError, SendUnknownErro
 
 SENDS_MAX: Final = 100_000
 """Maximum number of sends in the window. Beyond this number the oldest send leaves the window."""
-WINDOW_S: Final = 30.0
+SEND_WINDOW_S: Final = 30.0
 """Time in seconds for which a send stays in the window after its end."""
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class SendWindow(Generic[T]):
-    """The sends that are under way or ended less than WINDOW_S ago, by key. Used in one event loop."""
+    """The sends that are under way or ended less than SEND_WINDOW_S ago, by key. Used in one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -66,10 +66,10 @@ class SendWindow(Generic[T]):
             if error is not None and not isinstance(error, RaymqError):
                 logger.error("a send failed with an unexpected error", exc_info=error)
         else:
-            self._ended[key] = self._clock() + WINDOW_S
+            self._ended[key] = self._clock() + SEND_WINDOW_S
 
     def expire(self) -> None:
-        """Forget the sends that ended WINDOW_S ago."""
+        """Forget the sends that ended SEND_WINDOW_S ago."""
         now_s = self._clock()
         while self._ended and next(iter(self._ended.values())) <= now_s:
             self._forget(next(iter(self._ended)))

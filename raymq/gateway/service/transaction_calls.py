@@ -37,7 +37,7 @@ from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.table import SERVICE
 
-POLL_S: Final = 1.0
+CHECKS_POLL_S: Final = 1.0
 """Time in seconds between two polls of the brokers for checks."""
 POLLED_TOPICS_MAX: Final = 1000
 """Maximum number of topics in one poll. If there are more topics, the polls take turns."""
@@ -105,9 +105,9 @@ class TransactionCalls:
     # Checks
 
     async def run(self) -> None:
-        """Poll for checks every POLL_S, until the task is cancelled."""
+        """Poll for checks every CHECKS_POLL_S, until the task is cancelled."""
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(CHECKS_POLL_S)
             await self.poll()
 
     async def poll(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.common.errors import RequestTimeoutError, SendUnknownError, SystemBusyError
 from raymq.gateway.service import send_window
-from raymq.gateway.service.send_window import WINDOW_S, SendWindow
+from raymq.gateway.service.send_window import SEND_WINDOW_S, SendWindow
 
 
 class Sends:
@@ -60,11 +60,11 @@ def test_a_send_leaves_the_window_some_time_after_its_end() -> None:
     async def scenario(sends: Sends) -> None:
         first = sends.send()
         await begun(sends, 1)
-        sends.now_s += 2 * WINDOW_S  # a send that is under way stays
+        sends.now_s += 2 * SEND_WINDOW_S  # a send that is under way stays
         second = sends.send()
         sends.ends[0].set_result("stored")
         assert await first == await second == "stored"
-        sends.now_s += WINDOW_S - 1
+        sends.now_s += SEND_WINDOW_S - 1
         assert await sends.send() == "stored"
         sends.now_s += 1
         sends.window.expire()
@@ -106,7 +106,7 @@ def test_the_window_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             end.set_result("stored")
         assert await asyncio.gather(*tasks) == ["stored"] * 4
         assert len(sends.window) == 2
-        sends.now_s += WINDOW_S
+        sends.now_s += SEND_WINDOW_S
         sends.window.expire()
         assert len(sends.window) == 0
 
