@@ -75,6 +75,11 @@ class AsyncProducer(OfProcess):
         """Name of the producer group."""
         return self._producer.group
 
+    @property
+    def max_message_size_bytes(self) -> int:
+        """The maximum size of a body that this producer sends."""
+        return self._pipeline.settings.max_message_size_bytes
+
     async def send(
         self,
         message: Message,

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, Self, TypeVar
 
 from raymq.gateway.calls import CallContext, UnaryCall
+from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.convert.statuses import CallRefusedError, status_of
-from raymq.gateway.service.access import GatewayAccess
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.messages import Status
 from raymq.gateway.wire.parsing import parse_request

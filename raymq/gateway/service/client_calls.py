@@ -1,7 +1,7 @@
 """Answers Heartbeat, NotifyClientTermination and the stream Telemetry, with which clients begin and end.
 
 Clients wait for the answer to their settings before they start. The stream also brings a client the commands that
-wait for it, such as checks of transactions (`raymq.gateway.service.command_streams`).
+wait for it, such as checks of transactions (`raymq.gateway.clients.command_streams`).
 
 Python's client opens a broken stream again only with
 its next settings, minutes later; until then the heartbeats of such a client are answered OK, because no other call
@@ -17,15 +17,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.protocol.group import GroupConfig, is_ordered
 from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefusedError
+from raymq.gateway.clients.access import GatewayAccess, consumes, sends
+from raymq.gateway.clients.command_streams import TOPICS_MAX, CommandStream, CommandStreams
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.statuses import ok
 from raymq.gateway.convert.transactions import is_transactional
-from raymq.gateway.service.access import GatewayAccess, consumes, sends
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.client_members import ClientMembers
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.command_streams import TOPICS_MAX, CommandStream, CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.wire.enums import ClientType

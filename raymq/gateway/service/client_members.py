@@ -19,10 +19,10 @@ from typing import Any, Final
 from raymq.common.errors import InvalidArgumentError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.members.questions import DirectConsumption, RunningInfo, ThreadStack
 from raymq.common.protocol.clients import ConsumerData
+from raymq.gateway.clients.access import GatewayAccess, consumes
+from raymq.gateway.clients.command_streams import CommandStream, CommandStreams
 from raymq.gateway.convert.outgoing import outgoing
-from raymq.gateway.service.access import GatewayAccess, consumes
 from raymq.gateway.service.cluster import Announcer
-from raymq.gateway.service.command_streams import CommandStream, CommandStreams
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.records.format.decode import decode_record

@@ -19,12 +19,12 @@ from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
 from raymq.client.transactions.group_transactions import GroupTransactions
-from raymq.common.errors import GroupNotExistError, SystemBusyError
+from raymq.common.errors import GroupNotExistError, RaymqError, SystemBusyError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
-from raymq.common.protocol.route import TopicRoute
+from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
@@ -78,7 +78,7 @@ class GatewayCluster:
 
     `producer` sends for all clients; whoever made it closes it. `make_calls`: makes the calls of a consumer group, by
     the group's stored name and its namespace. `send_timeout_s`: the producer's timeout of a send. `max_body_bytes`: the
-    maximum size of a body.
+    maximum size of a body until `body_limit`, which may block, has returned the stores' limit.
     """
 
     def __init__(
@@ -92,9 +92,11 @@ class GatewayCluster:
         *,
         send_timeout_s: float,
         max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
+        body_limit: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.producer, self.send_timeout_s, self.max_body_bytes = producer, send_timeout_s, max_body_bytes
+        self._body_limit = body_limit
         self.transactions, self.announcer = transactions, announcer
         self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
@@ -125,6 +127,14 @@ class GatewayCluster:
             return await self.call(self._groups.group_config, group)
         except GroupNotExistError:
             return GroupConfig(group)
+
+    async def refresh_limits(self) -> None:
+        """Ask the stores again for the maximum size of a body. If a store does not answer, the known limit stays."""
+        if self._body_limit is not None:
+            try:
+                self.max_body_bytes = await self.call(self._body_limit)
+            except RaymqError as error:
+                logger.info("the stores' limit of a body is unknown now: %s", error)
 
     async def call(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking call in one of CLUSTER_CALLS_MAX threads."""
@@ -202,10 +212,16 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
     def make_calls(group: str, namespace: Namespace) -> GroupCalls:
         return PopCalls(group, routes=client.routes, storages=client.storages, names=namespace)
 
+    def body_limit() -> int:
+        masters = [group.storages.get(MASTER_ID) for group in client.routes.brokers().values()]
+        limits = [client.storages.get(name).describe().max_message_size_bytes for name in masters if name]
+        return min([producer.max_message_size_bytes, *limits])
+
     transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
     return GatewayCluster(
         *(client.routes, client.admin, producer, make_calls, transactions, client.heartbeats),
         send_timeout_s=send_timeout_s,
+        body_limit=body_limit,
     )
 
 

@@ -25,12 +25,12 @@ from raymq.common.errors import (
 )
 from raymq.common.namespaces import Namespace
 from raymq.gateway.calls import AnswerStream, CallContext, Handlers
+from raymq.gateway.clients.access import GatewayAccess, consumes
 from raymq.gateway.convert.leases import invisible_time, lease_terms
 from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.outgoing import LeasedDelivery, outgoing
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, status_of
 from raymq.gateway.convert.times import timestamp
-from raymq.gateway.service.access import GatewayAccess, consumes
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from raymq.common.names import is_internal_topic
 from raymq.common.protocol.group import is_ordered
 from raymq.gateway.calls import CallContext, Handlers
+from raymq.gateway.clients.access import GatewayAccess, consumes, creates, sees
 from raymq.gateway.convert.names import group_of, namespace_of, topic_of
 from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
 from raymq.gateway.convert.statuses import ok
-from raymq.gateway.service.access import GatewayAccess, consumes, creates, sees
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.wire.messages import (

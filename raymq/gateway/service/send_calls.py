@@ -2,7 +2,7 @@
 
 The messages of all clients go through one AsyncProducer, which gathers them in batches. A request of several messages
 is stored in one queue, in order. Each message keeps the id that its client gave it. A send that a client repeats is
-stored once (`raymq.gateway.service.send_window`). A message of a transaction is stored as a half message
+stored once (`raymq.gateway.clients.send_window`). A message of a transaction is stored as a half message
 (`raymq.gateway.service.transaction_calls`).
 """
 
@@ -16,13 +16,13 @@ from raymq.common.errors import RequestTimeoutError, TopicNotExistError
 from raymq.common.message import SendResult
 from raymq.common.protocol.attributes import PLAIN_ATTRIBUTES, TopicMessageType
 from raymq.gateway.calls import CallContext, Handlers
+from raymq.gateway.clients.access import GatewayAccess, sends
+from raymq.gateway.clients.send_window import SendWindow
 from raymq.gateway.convert.incoming import IncomingMessage, check_kind, incoming
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
-from raymq.gateway.service.access import GatewayAccess, sends
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.send_window import SendWindow
 from raymq.gateway.service.transaction_calls import TransactionCalls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.gateway.calls import Handlers
-from raymq.gateway.service.access import GatewayAccess
+from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.clients.command_streams import CommandStreams
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.command_streams import CommandStreams
 from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
@@ -20,6 +20,9 @@ from raymq.gateway.service.transaction_calls import TransactionCalls
 
 TICK_S: Final = 5.0
 """Time in seconds between two searches for leases to renew and clients that have gone."""
+
+LIMITS_VALID_S: Final = 60.0
+"""Time in seconds after which a gateway asks the stores for their limits again."""
 
 
 class GatewayService:
@@ -32,7 +35,8 @@ class GatewayService:
         access: GatewayAccess,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clients, self._clock = ConnectedClients(), clock
+        self.clients, self._cluster, self._clock = ConnectedClients(), cluster, clock
+        self._limits_due_s = 0.0
         streams = CommandStreams()
         self._routes = RouteCalls(cluster, access, address)
         self._receives = ReceiveCalls(cluster, access, self.clients, clock)
@@ -48,6 +52,7 @@ class GatewayService:
     async def run(self) -> None:
         """Renew leases, forget clients that have gone, and ask producers about transactions, until the task is
         cancelled."""
+        await self.tick()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._transactions.run())
             while True:
@@ -59,6 +64,10 @@ class GatewayService:
         for client_id in self.clients.expire(self._clock()):
             self._client_calls.gone(client_id)
         self._sends.expire()
+        now_s = self._clock()
+        if now_s >= self._limits_due_s:
+            self._limits_due_s = now_s + LIMITS_VALID_S
+            await self._cluster.refresh_limits()
         await self._receives.renew_due()
 
     def end_receives(self) -> None:

@@ -18,6 +18,8 @@ from raymq.common.message import SendResult, SendStatus
 from raymq.common.names import GROUP_NAME_MAX
 from raymq.common.protocol.transactions import LocalTransactionState, TransactionCheck
 from raymq.gateway.calls import CallContext, Handlers
+from raymq.gateway.clients.access import GatewayAccess, sends
+from raymq.gateway.clients.command_streams import CommandStreams
 from raymq.gateway.convert.incoming import IncomingMessage
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, ok
@@ -29,10 +31,8 @@ from raymq.gateway.convert.transactions import (
     recovery_command,
     requested_end,
 )
-from raymq.gateway.service.access import GatewayAccess, sends
 from raymq.gateway.service.answers import answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.command_streams import CommandStreams
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.table import SERVICE

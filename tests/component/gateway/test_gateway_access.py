@@ -15,7 +15,7 @@ import pytest
 
 from raymq.common.message import Message
 from raymq.common.protocol.transactions import TransactionCheck
-from raymq.gateway.service.access import GatewayAccess, address_of
+from raymq.gateway.clients.access import GatewayAccess, address_of
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code
 from raymq.gateway.wire.table import METHODS

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from raymq.common.errors import NoPermissionError, NotMasterError, RequestTimeoutError
+from raymq.common.errors import NoPermissionError, NotMasterError, RaymqError, RequestTimeoutError
 from raymq.common.message import MessageQueue, SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
@@ -255,6 +255,31 @@ def test_a_producer_gets_the_limits_of_the_cluster(gateway: Gateway) -> None:
         assert (answer.publishing.max_body_size, answer.publishing.validate_message_type) == (5000, True)
 
     gateway.more = {"max_body_bytes": 5000}
+    gateway.run(scenario)
+
+
+def test_the_limit_of_a_body_is_the_stores_own(gateway: Gateway) -> None:
+    limits: list[int | RaymqError] = [3000, RequestTimeoutError("a description", 1.0), 3]
+
+    def limit() -> int:
+        found = limits.pop(0)
+        if isinstance(found, RaymqError):
+            raise found
+        return found
+
+    clock = Clock()
+
+    async def scenario(client: GatewayClient) -> None:
+        settings = wire.Settings(client_type=ClientType.PRODUCER, publishing=wire.Publishing(topics=[ORDERS]))
+        for passed_s, left, size in ((0, 2, 3000), (59, 2, 3000), (1, 1, 3000), (60, 0, 3)):
+            clock.now_s += passed_s
+            await client.service.tick()
+            answer = await settings_answer(client, wire.TelemetryCommand(settings=settings))
+            assert (len(limits), answer.publishing.max_body_size) == (left, size)
+        answer = await client.call("SendMessage", sends(message(b"long")))
+        assert answer.status.code == Code.MESSAGE_BODY_TOO_LARGE
+
+    gateway.more = {"body_limit": limit, "clock": clock}
     gateway.run(scenario)
 
 

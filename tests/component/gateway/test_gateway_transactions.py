@@ -15,9 +15,10 @@ from raymq.common.message import Message, SendStatus
 from raymq.common.names import HALF_TOPIC
 from raymq.common.protocol.transactions import LocalTransactionState, TransactionCheck
 from raymq.gateway.calls import CallContext
+from raymq.gateway.clients import command_streams
 from raymq.gateway.convert.times import duration, timestamp
 from raymq.gateway.convert.transactions import TransactionPlace
-from raymq.gateway.service import command_streams, transaction_calls
+from raymq.gateway.service import transaction_calls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from tests.support.clients.fakes import FakeStore, topic_route

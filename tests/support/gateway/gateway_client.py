@@ -17,8 +17,8 @@ from raymq.common.namespaces import Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
+from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.server import GrpcFront
-from raymq.gateway.service.access import GatewayAccess
 from raymq.gateway.service.cluster import Announcer, GatewayCluster, Transactions
 from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from raymq.common.errors import RequestTimeoutError, SendUnknownError, SystemBusyError
-from raymq.gateway.service import send_window
-from raymq.gateway.service.send_window import SEND_WINDOW_S, SendWindow
+from raymq.gateway.clients import send_window
+from raymq.gateway.clients.send_window import SEND_WINDOW_S, SendWindow
 
 
 class Sends:
