@@ -15,16 +15,19 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from raymq.client.client import Client
+from raymq.client.consumer.queue_calls import QueueCalls
 from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.received_message import ReceivedMessage
+from raymq.client.consumer.subscription import Subscription
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
 from raymq.client.transactions.group_transactions import GroupTransactions
 from raymq.common.errors import GroupNotExistError, RaymqError, SystemBusyError
-from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
+from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue, PullResult
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import MASTER_ID, TopicRoute
+from raymq.common.protocol.store import QueueBounds
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
@@ -66,6 +69,16 @@ class Transactions(Protocol):
     def leave_checks(self, broker_name: str, group: str, client_id: str) -> None: ...
 
 
+class QueueReads(Protocol):
+    """The calls about single queues (`raymq.client.consumer.queue_calls.QueueCalls`). All calls block."""
+
+    def pull(self, queue: MessageQueue, subscription: Subscription, offset: int, max_messages: int) -> PullResult: ...
+    def bounds(self, queue: MessageQueue) -> QueueBounds: ...
+    def offset_at(self, queue: MessageQueue, time_ms: int) -> int: ...
+    def committed(self, group: str, queue: MessageQueue) -> int | None: ...
+    def commit(self, group: str, queue: MessageQueue, offset: int) -> None: ...
+
+
 class Announcer(Protocol):
     """Announces consumers to brokers (`raymq.remoting.heartbeats.Heartbeats`). No call waits for a broker."""
 
@@ -89,6 +102,7 @@ class GatewayCluster:
         make_calls: Callable[[str, Namespace], GroupCalls],
         transactions: Transactions,
         announcer: Announcer,
+        queues: QueueReads,
         *,
         send_timeout_s: float,
         max_body_bytes: int = MAX_MESSAGE_SIZE_BYTES,
@@ -97,7 +111,7 @@ class GatewayCluster:
     ) -> None:
         self.producer, self.send_timeout_s, self.max_body_bytes = producer, send_timeout_s, max_body_bytes
         self._body_limit = body_limit
-        self.transactions, self.announcer = transactions, announcer
+        self.transactions, self.announcer, self.queues = transactions, announcer, queues
         self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
@@ -220,6 +234,7 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
     transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
     return GatewayCluster(
         *(client.routes, client.admin, producer, make_calls, transactions, client.heartbeats),
+        QueueCalls(client.routes, client.storages),
         send_timeout_s=send_timeout_s,
         body_limit=body_limit,
     )

@@ -13,6 +13,7 @@ from raymq.gateway.clients.command_streams import CommandStreams
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.pull_calls import PullCalls
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
 from raymq.gateway.service.send_calls import SendCalls
@@ -43,7 +44,8 @@ class GatewayService:
         self._transactions = TransactionCalls(cluster, access, streams)
         self._client_calls = ClientCalls(cluster, access, self.clients, streams, self._receives, clock)
         self._sends = SendCalls(cluster, access, self._transactions, clock)
-        self._families = (self._routes, self._client_calls, self._sends, self._transactions, self._receives)
+        pulls = PullCalls(cluster, access)
+        self._families = (self._routes, self._client_calls, self._sends, self._transactions, self._receives, pulls)
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""

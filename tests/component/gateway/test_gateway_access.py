@@ -110,9 +110,16 @@ REQUESTS: dict[str, tuple[Any, str]] = {
         wire.ForwardMessageToDeadLetterQueueRequest(topic=ORDERS, group=BILLING, receipt_handle=HANDLE),
         "Sub on Group:billing",
     ),
+    "UpdateOffset": (wire.UpdateOffsetRequest(group=BILLING, message_queue=QUEUE), "Sub on Group:billing"),
+    "GetOffset": (wire.GetOffsetRequest(group=BILLING, message_queue=QUEUE), "Sub on Group:billing"),
+    "QueryOffset": (wire.QueryOffsetRequest(message_queue=QUEUE), "Pub or Sub or Get or List on Topic:orders"),
 }
 """A request for each method with one answer, and the right whose lack refuses the request."""
-FOR_ANY_USER = {"NotifyClientTermination": wire.NotifyClientTerminationRequest()}
+FOR_ANY_USER = {
+    "NotifyClientTermination": wire.NotifyClientTerminationRequest(),
+    "SyncLiteSubscription": wire.SyncLiteSubscriptionRequest(),
+}
+PULL = wire.PullMessageRequest(group=BILLING, message_queue=QUEUE, batch_size=1)
 
 
 def receive(batch_size: int = 32) -> wire.ReceiveMessageRequest:
@@ -122,9 +129,11 @@ def receive(batch_size: int = 32) -> wire.ReceiveMessageRequest:
     return request
 
 
-async def received(client: GatewayClient, request: wire.ReceiveMessageRequest, headers: Any) -> tuple[wire.Status, int]:
-    """Return the status of a receive, and the number of its messages."""
-    stream = client.method("ReceiveMessage")(request, metadata=headers, timeout=ANSWER_S)
+async def received(
+    client: GatewayClient, request: Any, headers: Any, method: str = "ReceiveMessage"
+) -> tuple[wire.Status, int]:
+    """Return the status of a receive or a pull, and the number of its messages."""
+    stream = client.method(method)(request, metadata=headers, timeout=ANSWER_S)
     answers = [answer async for answer in stream]
     return answers[0].status, len([one for one in answers if one.HasField("message")])
 
@@ -163,6 +172,7 @@ def test_each_method_refuses_a_call_that_no_user_signed(gateway: Gateway) -> Non
             for name, request in FOR_ANY_USER.items():
                 assert (await client.call(name, request, headers)).status.code == Code.UNAUTHORIZED, name
             assert (await received(client, receive(), headers))[0].code == Code.UNAUTHORIZED
+            assert (await received(client, PULL, headers, "PullMessage"))[0].code == Code.UNAUTHORIZED
             assert await refusal(client, producer_settings(), headers)
         assert gateway.store.messages() == gateway.group.receives == gateway.transactions.ends == []
         assert len(client.service.clients) == 0
@@ -177,6 +187,8 @@ def test_each_method_names_the_right_that_its_user_lacks(gateway: Gateway) -> No
             assert (answer.status.code, right in answer.status.message) == (Code.FORBIDDEN, True), name
         status, _ = await received(client, receive(), signed("shop"))
         assert (status.code, "Sub on Group:billing" in status.message) == (Code.FORBIDDEN, True)
+        status, _ = await received(client, PULL, signed("shop"), "PullMessage")
+        assert (status.code, "Sub on Group:billing" in status.message) == (Code.FORBIDDEN, True)
         assert "Pub on Topic:orders" in await refusal(client, producer_settings(), signed("shop"))
         assert "Sub on Group:billing" in await refusal(client, consumer_settings(), signed("shop"))
         assert gateway.store.messages() == gateway.group.receives == gateway.transactions.ends == []
@@ -188,7 +200,7 @@ def test_each_method_names_the_right_that_its_user_lacks(gateway: Gateway) -> No
 def test_every_method_of_the_gateway_is_in_these_tests(gateway: Gateway) -> None:
     async def scenario(client: GatewayClient) -> None:
         answered = {path.rpartition("/")[2] for path in client.service.handlers()}
-        assert answered == {*REQUESTS, *FOR_ANY_USER, "ReceiveMessage", "Telemetry"}
+        assert answered == {*REQUESTS, *FOR_ANY_USER, "ReceiveMessage", "PullMessage", "Telemetry"}
         assert answered <= {method.name for method in METHODS}
 
     gateway.run(scenario)

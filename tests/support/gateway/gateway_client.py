@@ -9,17 +9,19 @@ from typing import Any
 
 import grpc
 
+from raymq.client.consumer.subscription import Subscription
 from raymq.client.producer.async_producer import AsyncProducer
 from raymq.client.producer.producer import Producer
-from raymq.common.errors import GroupNotExistError, RaymqError, RequestTimeoutError
-from raymq.common.message import SendStatus
+from raymq.common.errors import GroupNotExistError, OffsetOutOfRangeError, RaymqError, RequestTimeoutError
+from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus, SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.store import QueueBounds
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.server import GrpcFront
-from raymq.gateway.service.cluster import Announcer, GatewayCluster, Transactions
+from raymq.gateway.service.cluster import Announcer, GatewayCluster, QueueReads, Transactions
 from raymq.gateway.service.polling_receive import GroupCalls
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
@@ -76,6 +78,37 @@ class FakeTransactions:
 
     def leave_checks(self, broker_name: str, group: str, client_id: str) -> None:
         self.left.append((broker_name, group))
+
+
+class FakeQueues:
+    """One queue with messages, which begins at offset `first`, and the committed offsets of groups."""
+
+    def __init__(self, *messages: MessageExt, first: int = 0) -> None:
+        self.messages, self.first = list(messages), first
+        self.commits: dict[tuple[str, MessageQueue], int] = {}
+        self.pulls: list[tuple[MessageQueue, int, int]] = []
+
+    def pull(self, queue: MessageQueue, subscription: Subscription, offset: int, max_messages: int) -> PullResult:
+        self.pulls.append((queue, offset, max_messages))
+        bounds = self.bounds(queue)
+        if not bounds.min_offset <= offset <= bounds.max_offset:
+            raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
+        found = self.messages[offset - self.first :][:max_messages]
+        wanted = tuple(one for one in found if subscription.matches(one.tags))
+        status = PullStatus.FOUND if wanted else PullStatus.NO_NEW_MESSAGE
+        return PullResult(status, wanted, offset + len(found), bounds.min_offset, bounds.max_offset)
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        return QueueBounds(self.first, self.first + len(self.messages), 0)
+
+    def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
+        return self.first + sum(message.store_timestamp_ms < time_ms for message in self.messages)
+
+    def committed(self, group: str, queue: MessageQueue) -> int | None:
+        return self.commits.get((group, queue))
+
+    def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        self.commits[group, queue] = offset
 
 
 class FakeAnnouncer:
@@ -157,12 +190,14 @@ async def gateway_of(
     transactions: Transactions | None = None,
     access: GatewayAccess | None = None,
     announcer: Announcer | None = None,
+    queues: QueueReads | None = None,
     **more: Any,
 ) -> AsyncIterator[GatewayClient]:
     """Serve a gateway on a producer over fake stores, and yield its client. `more`: arguments of GatewayCluster."""
     async with AsyncProducer(producer) as sender:
         places = (producer.test_routes, groups, sender, make_calls)
         more |= {"transactions": transactions or FakeTransactions(), "announcer": announcer or FakeAnnouncer()}
+        more["queues"] = queues or FakeQueues()
         cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
         async with served(cluster, advertise, clock, access) as client:
             yield client

@@ -14,7 +14,7 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.convert.times import duration, millis, timestamp
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code, FilterType, MessageType, TransactionResolution
+from raymq.gateway.wire.enums import Code, FilterType, MessageType, QueryOffsetPolicy, TransactionResolution
 from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient, served
 
 SEND_TIMEOUT_S = 30.0
@@ -189,5 +189,68 @@ def test_a_transaction_ends_at_another_gateway_and_by_a_check(mq: raymq.Client) 
         got = await receive(client, topic, group, 2)
         assert {one.body for one in got} == {b"committed", b"orphaned"}
         assert {one.system_properties.message_type for one in got} == {MessageType.TRANSACTION}
+
+    run(mq, scenario)
+
+
+def test_a_pull_consumer_reads_a_queue_and_commits_its_offset(mq: raymq.Client) -> None:
+    mq.admin.create_topic("gateway-pull", queues=1)
+    topic, group = wire.Resource(name="gateway-pull"), wire.Resource(name="gateway-pull-g")
+
+    async def pull(client: GatewayClient, queue: wire.MessageQueue, offset: int, wait_ms: int = 0) -> tuple[Any, ...]:
+        request = wire.PullMessageRequest(
+            group=group, message_queue=queue, offset=offset, batch_size=32, long_polling_timeout=duration(wait_ms)
+        )
+        stream = client.method("PullMessage")(request, metadata=METADATA, timeout=ANSWER_S)
+        first, *answers, last = [answer async for answer in stream]
+        return first.status.code, [answer.message.body for answer in answers], last.next_offset
+
+    async def scenario(client: GatewayClient) -> None:
+        route = await client.call("QueryRoute", wire.QueryRouteRequest(topic=topic))
+        [queue] = route.message_queues
+        for number in range(3):
+            await send(client, message(topic, b"%d" % number))
+        assert await pull(client, queue, 0, 20_000) == (Code.OK, [b"0", b"1", b"2"], 3)
+        assert await pull(client, queue, 3) == (Code.MESSAGE_NOT_FOUND, [], 3)
+        assert await pull(client, queue, 99) == (Code.ILLEGAL_OFFSET, [], 3)
+        get = wire.GetOffsetRequest(group=group, message_queue=queue)
+        assert (await client.call("GetOffset", get)).status.code == Code.OFFSET_NOT_FOUND
+        for offset in (3, 1):
+            update = wire.UpdateOffsetRequest(group=group, message_queue=queue, offset=offset)
+            assert (await client.call("UpdateOffset", update)).status.code == Code.OK
+            assert (await client.call("GetOffset", get)).offset == offset
+        for policy, offset in ((QueryOffsetPolicy.BEGINNING, 0), (QueryOffsetPolicy.END, 3)):
+            query = wire.QueryOffsetRequest(message_queue=queue, query_offset_policy=policy)
+            assert (await client.call("QueryOffset", query)).offset == offset
+
+    run(mq, scenario)
+
+
+def test_an_administrator_asks_a_client_of_a_gateway(mq: raymq.Client) -> None:
+    mq.admin.create_topic("gateway-asked", queues=1)
+    topic, group = wire.Resource(name="gateway-asked"), wire.Resource(name="gateway-asked-g")
+
+    async def scenario(client: GatewayClient) -> None:
+        stream = client.method("Telemetry")(metadata=METADATA, timeout=ANSWER_S)
+        entry = wire.SubscriptionEntry(topic=topic, expression=wire.FilterExpression(expression="*"))
+        subscription = wire.Subscription(group=group, subscriptions=[entry])
+        await stream.write(wire.TelemetryCommand(settings=wire.Settings(subscription=subscription)))
+        assert (await stream.read()).status.code == Code.OK
+
+        def members() -> list[str]:
+            return [one.member for one in mq.admin.consumer_connections("gateway-asked-g")]
+
+        async with asyncio.timeout(ANSWER_S):
+            while "client-1" not in await asyncio.to_thread(members):
+                await asyncio.sleep(0.1)
+        asked = asyncio.create_task(asyncio.to_thread(mq.admin.running_info, "gateway-asked-g", stacks=True))
+        nonce = (await stream.read()).print_thread_stack_trace_command.nonce
+        trace = wire.ThreadStackTrace(nonce=nonce, thread_stack_trace="main\nwait")
+        await stream.write(wire.TelemetryCommand(thread_stack_trace=trace))
+        [info] = [one for one in await asked if one.member == "client-1"]
+        assert (info.consume_type, [stack.frames for stack in info.stacks]) == ("POP", [("main", "wait")])
+        end = wire.NotifyClientTerminationRequest(group=group)
+        assert (await client.call("NotifyClientTermination", end)).status.code == Code.OK
+        stream.cancel()
 
     run(mq, scenario)
