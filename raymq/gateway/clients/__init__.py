@@ -1,2 +1,2 @@
-"""What one gateway process keeps about its clients: their streams, the sends that they may repeat, their rights, and
-what they have consumed of their quotas. No client needs any of it after its connection has ended."""
+"""The state of a gateway process about its clients: their streams, the sends that they may repeat, their rights, and
+how much of their quotas they have used. No client needs this state after its connection has ended."""
