@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.gateway.calls import LEFT_S, AnswerStream, BothStreams, CallContext, Handlers, StreamRefusedError, UnaryCall
+from raymq.gateway.front.certificates import CertificateFiles, ServerCertificate
 
 HEADERS_BYTES_MAX: Final = 16 * 1024
 STREAMS_MAX: Final = 1000
@@ -29,19 +29,12 @@ STOP_GRACE_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCertificate:
-    """The PEM texts with which a server proves its identity: its certificate chain, and the chain's private key."""
-
-    certificate_chain: bytes
-    private_key: bytes
-
-
 class GrpcFront:
     """A gRPC server. `start` opens the port, `stop` closes it. One object serves once."""
 
-    def __init__(self, handlers: Handlers, *, request_bytes_max: int) -> None:
-        """`request_bytes_max`: the maximum size of a request in bytes. A larger request is refused by gRPC."""
+    def __init__(self, handlers: Handlers, *, request_bytes_max: int, shares_port: bool = False) -> None:
+        """`request_bytes_max`: the maximum size of a request in bytes. A larger request is refused by gRPC.
+        `shares_port`: True if several processes of the same user listen at one port, and share its connections."""
         self._server = grpc.aio.server(
             handlers=[_Table(handlers)],
             options=[
@@ -52,23 +45,23 @@ class GrpcFront:
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
             ],
         )
 
-    async def start(self, host: str, port: int, tls: ServerCertificate | None = None) -> int:
-        """Listen at `host` and `port`, and return the port. `port` 0: any free port. `tls`: the server's certificate;
-        None for connections without encryption.
+    async def start(self, host: str, port: int, tls: CertificateFiles | None = None) -> int:
+        """Listen at `host` and `port`, and return the port. `port` 0: any free port. `tls`: the files of the
+        server's certificate; None for connections without encryption. New connections use a changed certificate.
 
-        Raises ServiceNotAvailableError if the address cannot be used.
+        Raises ServiceNotAvailableError if the address cannot be used, and ConfigError if the certificate cannot be
+        used.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if tls is None:
                 opened: int = self._server.add_insecure_port(address)
             else:
-                pair = (tls.private_key, tls.certificate_chain)
-                opened = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+                opened = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as error:
             raise ServiceNotAvailableError(f"the gateway cannot listen at {address}: {error}") from None
         await self._server.start()
@@ -77,6 +70,20 @@ class GrpcFront:
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Refuse new calls, wait up to `grace_s` seconds for running calls, then cancel the rest. Idempotent."""
         await self._server.stop(grace_s)
+
+
+def _credentials(files: CertificateFiles) -> Any:
+    """Return grpc's credentials of a server. grpc calls `changed` before each TLS handshake."""
+
+    def changed() -> Any:
+        found = files.changed()
+        return None if found is None else _configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(files.read()), changed)
+
+
+def _configuration(certificate: ServerCertificate) -> Any:
+    return grpc.ssl_server_certificate_configuration([(certificate.private_key, certificate.certificate_chain)])
 
 
 class _Table(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.errors import ConfigError, ServiceNotAvailableError
 from raymq.gateway.calls import AnswerStream, BothStreams, CallContext, StreamRefusedError, UnaryCall
-from raymq.gateway.front.server import GrpcFront, ServerCertificate
+from raymq.gateway.front.certificates import CertificateFiles
+from raymq.gateway.front.server import GrpcFront
 from tests.support.clients.lanes import make_certificates
 
 HOST = "127.0.0.1"
@@ -185,11 +186,11 @@ def test_a_used_port_is_an_error_of_one_line() -> None:
 
 def test_a_server_with_a_certificate_serves_only_encrypted_connections(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    chain, key, authority = (Path(one).read_bytes() for one in (files.certificate, files.key, files.authority))
+    authority = Path(files.authority).read_bytes()
 
     async def main() -> None:
         front = GrpcFront(Handlers().table(), request_bytes_max=BYTES_MAX)
-        port = await front.start(HOST, 0, ServerCertificate(chain, key))
+        port = await front.start(HOST, 0, CertificateFiles(Path(files.certificate), Path(files.key)))
         credentials = grpc.ssl_channel_credentials(authority)
         # the certificate has the server's address as its name, but not as an address
         options = [("grpc.ssl_target_name_override", HOST)]
@@ -200,5 +201,69 @@ def test_a_server_with_a_certificate_serves_only_encrypted_connections(tmp_path:
                 await channel.unary_unary("/s/echo")(b"open", timeout=ANSWER_S)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         await front.stop(0)
+
+    asyncio.run(main())
+
+
+def test_a_new_connection_gets_the_renewed_certificate_and_never_a_half_renewed_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    first, second = (make_certificates(tmp_path / name) for name in ("first", "second"))
+    used = CertificateFiles(Path(first.certificate), Path(first.key))
+
+    async def served_by(port: int, authority: str) -> bool:
+        """Return whether a new connection that trusts only `authority` is served."""
+        credentials = grpc.ssl_channel_credentials(Path(authority).read_bytes())
+        # a channel with its own options has its own connection
+        options = [("grpc.ssl_target_name_override", HOST), ("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.secure_channel(f"{HOST}:{port}", credentials, options) as channel:
+            call = channel.unary_unary("/s/echo")(b"secret", timeout=ANSWER_S)
+            code = await call.code()
+        assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
+        return bool(code == grpc.StatusCode.OK)
+
+    async def main() -> None:
+        front = GrpcFront(Handlers().table(), request_bytes_max=BYTES_MAX)
+        port = await front.start(HOST, 0, used)
+        assert await served_by(port, first.authority)
+        Path(first.certificate).write_bytes(Path(second.certificate).read_bytes())
+        # the key is still the former one
+        assert await served_by(port, first.authority)
+        assert await served_by(port, first.authority)
+        Path(first.key).write_bytes(Path(second.key).read_bytes())
+        assert await served_by(port, second.authority)
+        assert not await served_by(port, first.authority)
+        await front.stop(0)
+
+    asyncio.run(main())
+    assert len([one for one in caplog.messages if "former certificate" in one]) == 1
+
+
+def test_files_that_are_no_certificate_are_an_error_before_the_port_is_open(tmp_path: Path) -> None:
+    (tmp_path / "rubbish").write_text("no certificate")
+
+    async def main() -> None:
+        front = GrpcFront({}, request_bytes_max=BYTES_MAX)
+        for name in ("rubbish", "missing"):
+            with pytest.raises(ConfigError, match=r"gateway\.tls_cert"):
+                await front.start(HOST, 0, CertificateFiles(tmp_path / name, tmp_path / name))
+        await front.stop(0)
+
+    asyncio.run(main())
+
+
+def test_two_servers_share_a_port_only_if_both_ask_for_it() -> None:
+    async def main() -> None:
+        first, second, third = (
+            GrpcFront({}, request_bytes_max=BYTES_MAX, shares_port=shares) for shares in (True, True, False)
+        )
+        port = await first.start(HOST, 0)
+        assert await second.start(HOST, port) == port
+        with pytest.raises(ServiceNotAvailableError, match="cannot listen"):
+            await third.start(HOST, port)
+        for front in (first, second, third):
+            await front.stop(0)
 
     asyncio.run(main())

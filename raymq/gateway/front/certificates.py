@@ -1,0 +1,76 @@
+"""CertificateFiles reads a server's TLS certificate again when its files change, so that a renewed certificate needs no
+restart."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from raymq.common.errors import ConfigError
+
+SETTLE_READS_MAX: Final = 3
+"""Number of times that two files are read again because they changed while they were read."""
+
+logger = logging.getLogger(__name__)
+
+
+class ServerCertificate(NamedTuple):
+    """The PEM texts with which a server proves its identity: its certificate chain, and the chain's private key."""
+
+    certificate_chain: bytes
+    private_key: bytes
+
+
+class CertificateFiles:
+    """The PEM files of a server's certificate and of its private key. Thread-safe."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate, self._key = certificate, key
+        self._lock = threading.Lock()
+        self._version: tuple[tuple[int, ...], ...] = ()
+        """The state of the files at the last read, by which a change is noticed."""
+        self._logged = ""
+
+    def read(self) -> ServerCertificate:
+        """Return the certificate. Raises ConfigError if a file cannot be read, or if the key is not the certificate's
+        key."""
+        with self._lock:
+            return self._read()
+
+    def changed(self) -> ServerCertificate | None:
+        """Return the certificate if a file has changed since the last read, else None.
+
+        If the changed files cannot be used, returns None, and logs each reason once: the server goes on with its former
+        certificate. A file may be half written, or the other file is still the former one.
+        """
+        with self._lock:
+            try:
+                return None if self._state() == self._version else self._read()
+            except (OSError, ConfigError) as error:
+                if str(error) != self._logged:
+                    self._logged = str(error)
+                    logger.warning("the gateway goes on with its former certificate: %s", error)
+                return None
+
+    def _read(self) -> ServerCertificate:
+        try:
+            for _ in range(SETTLE_READS_MAX):
+                self._version = self._state()
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key)
+                found = ServerCertificate(self._certificate.read_bytes(), self._key.read_bytes())
+                if self._state() == self._version:
+                    return found
+        # ssl.SSLError is an OSError
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot use the certificate {self._certificate} with the key {self._key}: {error}; "
+                "gateway.tls_cert and gateway.tls_key name a certificate and its key without a password, in PEM"
+            ) from None
+        raise ConfigError(f"the files {self._certificate} and {self._key} change while they are read")
+
+    def _state(self) -> tuple[tuple[int, ...], ...]:
+        stats = [file.stat() for file in (self._certificate, self._key)]
+        return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in stats)
