@@ -19,10 +19,12 @@ from placement.inventory import running
 from placement.specs import StoragePlan
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.common.errors import NoPermissionError, RaymqError
-from raymq.common.names import CONSOLE, CONTROLLER
+from raymq.common.names import CONSOLE, CONTROLLER, GATEWAY_PREFIX
 from raymq.remoting.actor_ref import ActorRef, find_actor
 
 CLOSE_TIMEOUT_S: Final = 30.0
+_CLOSED_PREFIXES: Final = (GATEWAY_PREFIX, "pull-", "rebalance-", "broker-", "storage-", "replicator-")
+"""The name prefixes of the actors that have a method `close`."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def end_actor(name: str) -> None:
     handle = find_actor(name)
     if handle is None:
         return  # the actor has already ended, so there is nothing to close
-    if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
+    if name in (CONSOLE, CONTROLLER) or name.startswith(_CLOSED_PREFIXES):
         try:
             ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)
         except NoPermissionError:
@@ -74,7 +76,7 @@ def _stop_rank(name: str) -> int:
     # Stop the Controller before the stores. Otherwise it would elect new masters while the stores of a broker group
     # close one after another.
     for rank, prefix in enumerate(
-        (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
+        (CONSOLE, GATEWAY_PREFIX, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
     ):
         if name.startswith(prefix):
             return rank

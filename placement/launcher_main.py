@@ -29,7 +29,7 @@ from placement.plan import Plan, differences, make_plan, with_found_stores
 from placement.status import cluster_status
 from raymq.common.config.cluster import ClusterSettings
 from raymq.common.errors import ClusterNotFoundError, RaymqError, ServiceNotAvailableError
-from raymq.common.names import NAMESPACE
+from raymq.common.names import GATEWAY_PREFIX, NAMESPACE
 
 if TYPE_CHECKING:
     from placement.replica_nodes import Node
@@ -64,6 +64,10 @@ def _carry_out(request: dict[str, Any]) -> Any:
         from placement.console.actor import stop_console
 
         return stop_console()
+    if action == "gateways":
+        return _start_gateways(ClusterSettings(**request["settings"]))
+    if action == "stop_gateways":
+        return stop_actors(_progress, only=[name for name in running() if name.startswith(GATEWAY_PREFIX)])
     if action == "stop":
         return stop_actors(_progress)
     if action == "drain":
@@ -95,6 +99,9 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
     if settings.console.enable:
         _progress("starting the console")
         _start_console(settings)
+    if settings.gateway.enable:
+        _progress("starting the gateway")
+        _start_gateways(settings)
     data_dir = None if before else str(settings.data_dir)
     return {"actors": running(), "notes": notes, "data_dir": data_dir}
 
@@ -102,9 +109,20 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
 def _start_console(settings: ClusterSettings) -> dict[str, Any]:
     from placement.console.actor import start_console
 
+    _require_cluster()
+    return start_console(settings.console, settings.cluster_name)
+
+
+def _start_gateways(settings: ClusterSettings) -> list[dict[str, Any]]:
+    from placement.gateway.launching import start_gateways
+
+    _require_cluster()
+    return start_gateways(settings)
+
+
+def _require_cluster() -> None:
     if not any(name.startswith("nameserver-") for name in running()):
         raise ClusterNotFoundError("this Ray cluster does not run raymq: start it with `raymq up`")
-    return start_console(settings.console, settings.cluster_name)
 
 
 def _changes(plan: Plan, before: Sequence[str], roots: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from placement.inventory import running
 from placement.replica_nodes import STORE_NAME
 from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError, StoreError, StoreLockedError
 from raymq.common.message import MessageQueue
-from raymq.common.names import CONSOLE, CONTROLLER
+from raymq.common.names import CONSOLE, CONTROLLER, GATEWAY_PREFIX
 from raymq.common.protocol.status import ClusterStatus
 from raymq.remoting.actor_ref import ActorRef
 from raymq.tools.doctor.checks.status_checks import problems_of
@@ -25,11 +25,15 @@ _KEYS: Final = {
     "rebalance-": "rebalances",
     "pull-": "pulls",
     CONSOLE: "consoles",
+    GATEWAY_PREFIX: "gateways",
     CONTROLLER: "replication",
 }
 """Maps each kind of server to the key under which the status report lists the servers of this kind. The kind is the
 first part of the actor's name."""
-_REPORT_KEYS: Final = (*("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),)
+_REPORT_KEYS: Final = (
+    *("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),
+    "gateways",
+)
 """The keys of the status report that list servers, groups and instances, in the order in which the report has
 them."""
 

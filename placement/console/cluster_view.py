@@ -111,3 +111,6 @@ def _servers(status: ClusterStatus) -> Iterator[ServerView]:
         yield ServerView(pull.actor, "Pull", f"{served} instances", pull.node, pull.error)
     for console in status.consoles:
         yield ServerView(console.actor, "Console", "runs", "", console.error)
+    for gateway in status.gateways:
+        clients = sum(gateway.clients.values())
+        yield ServerView(gateway.actor, "Gateway", f"{clients} clients", gateway.node, gateway.error)

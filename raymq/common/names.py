@@ -31,6 +31,9 @@ USERS_BROKER: Final = "broker-a"
 CONSOLE: Final = "console"
 """Name of the actor that serves the web console, if the cluster has a console."""
 
+GATEWAY_PREFIX: Final = "gateway-"
+"""Prefix of the names of all gateway processes (GatewayName)."""
+
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
 GROUP_NAME_MAX: Final = 120
@@ -245,6 +248,18 @@ class PullName:
 
     def __str__(self) -> str:
         return f"pull-{self.node_id[:NODE_ID_SHOWN]}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GatewayName:
+    """Name of a gateway process, such as `gateway-3f9a2c…-0`: the beginning of its node's id, and its number on the
+    node."""
+
+    node_id: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{GATEWAY_PREFIX}{self.node_id[:NODE_ID_SHOWN]}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -48,7 +48,8 @@ def launch(
     """Run `action` on the Ray cluster at `address` (host:port of its GCS), in a launch process. Returns the action's
     result.
 
-    `action`: "start", "stop", "status", "drain", "balance", "close" or "board". "drain" takes the arguments `node` and
+    `action`: "start", "stop", "status", "drain", "balance", "close", "board", "console", "stop_console", "gateways" or
+    "stop_gateways". "drain" takes the arguments `node` and
     `undo` (placement.operations). "start" takes `board`: True installs Grafana's board at the end, unless metrics are
     off. "start" returns `actors`, the names of all running actors; `notes`, sentences about what was found and
     changed; and `data_dir`, the directory of the stores, or None if raymq ran before. "board" takes `output`

@@ -179,6 +179,33 @@ def stop_console(address: str | None) -> bool:
         ray.shutdown()
 
 
+def start_gateways(config: Path | None, address: str | None, progress: ProgressCallback) -> list[dict[str, Any]]:
+    """Start the gateway processes that the settings name, unless they already run with these settings. Stops gateway
+    processes that the settings do not name.
+
+    Returns the status of each process. Raises ConfigError if the settings are invalid or an address cannot be used, and
+    ClusterNotFoundError if no raymq runs.
+    """
+    settings = load_settings(config)
+    progress("starting the gateway")
+    attach_ray(address)
+    try:
+        found: list[dict[str, Any]] = launch("gateways", ray.get_runtime_context().gcs_address, settings, progress)
+        return found
+    finally:
+        ray.shutdown()
+
+
+def stop_gateways(address: str | None, progress: ProgressCallback) -> list[str]:
+    """Stop all gateway processes. Returns their names."""
+    attach_ray(address)
+    try:
+        stopped: list[str] = launch("stop_gateways", ray.get_runtime_context().gcs_address, progress=progress)
+        return stopped
+    finally:
+        ray.shutdown()
+
+
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
     """Run an action of placement.operations in the launch process, and return the action's result."""
     attach_ray(address)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from raymq.common.config.access import AccessOptions
 from raymq.common.config.console import ConsoleOptions
+from raymq.common.config.gateway import GatewayOptions
 from raymq.common.config.metrics import MetricsOptions, MetricsSettings
 from raymq.common.config.section import SettingsSection
 from raymq.common.config.settings_file import read_settings_file
@@ -244,6 +245,8 @@ class ClusterSettings(SettingsSection):
     """The section `metrics`: reports in Ray's Prometheus pipeline."""
     console: ConsoleOptions = ConsoleOptions()
     """The section `console`: the web console."""
+    gateway: GatewayOptions = GatewayOptions()
+    """The section `gateway`: the server for clients of RocketMQ 5."""
     access: AccessOptions = AccessOptions()
     """The section `access`: users and their policies."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, model_validator
 
 from raymq.common.config.section import SettingsSection
+from raymq.common.config.values import is_loopback
 
 
 class ConsoleOptions(SettingsSection):
@@ -54,7 +54,4 @@ class ConsoleOptions(SettingsSection):
     @property
     def is_loopback(self) -> bool:
         """True if only the console's own machine can reach the console."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)

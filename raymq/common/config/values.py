@@ -6,6 +6,7 @@ clients and commands can import it without the models.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Final
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
@@ -19,3 +20,11 @@ COMMIT_LOG_DIR: Final = "commitlog"
 
 SettingValue = str | int | float | bool | None
 """The type of a setting's value, as in YAML and JSON."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only programs on the own machine can connect to the address `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

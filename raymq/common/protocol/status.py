@@ -236,6 +236,19 @@ class ConsoleReport(ServerReport):
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayReport(ServerReport):
+    """The status of a gateway process: the address of its node, the address at which it listens, and the number of its
+    clients by language. `streams`: number of clients that have a stream open."""
+
+    node: str = ""
+    listens: str = "-"
+    tls: bool = False
+    pid: int = 0
+    clients: Mapping[str, int] = field(default_factory=dict)
+    streams: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectedGroup(ServerReport):
     """A consumer group that has members. `actor`: the Rebalance actor that serves the group. `holders`: maps each queue
     to the member that holds it."""
@@ -300,6 +313,7 @@ class ClusterStatus:
     instances: tuple[PushInstanceReport, ...] = ()
     replication: tuple[ControllerReport, ...] = ()
     consoles: tuple[ConsoleReport, ...] = ()
+    gateways: tuple[GatewayReport, ...] = ()
     stopped_stores: tuple[StoppedStore, ...] = ()
     refused: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -320,7 +334,7 @@ class ClusterStatus:
     @property
     def servers(self) -> tuple[ServerReport, ...]:
         """The reports of all servers, except the console."""
-        return (*self.brokers, *self.stores, *self.rebalances, *self.pulls, *self.replication)
+        return (*self.brokers, *self.stores, *self.rebalances, *self.pulls, *self.replication, *self.gateways)
 
     @property
     def replica_groups(self) -> tuple[ReplicaGroupReport, ...]:

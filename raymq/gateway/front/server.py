@@ -62,8 +62,11 @@ class GrpcFront:
                 opened: int = self._server.add_insecure_port(address)
             else:
                 opened = self._server.add_secure_port(address, _credentials(tls))
-        except RuntimeError as error:
-            raise ServiceNotAvailableError(f"the gateway cannot listen at {address}: {error}") from None
+        except RuntimeError:
+            raise ServiceNotAvailableError(
+                f"the gateway cannot listen at {address}: another program uses the port, or the address is not one of "
+                "this machine; see gateway.host and gateway.port"
+            ) from None
         await self._server.start()
         return opened
 

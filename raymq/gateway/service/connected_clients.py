@@ -7,6 +7,7 @@ has an empty list.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +72,15 @@ class ConnectedClients:
     def forget(self, client_id: str) -> None:
         """Remove a client that has ended. Does nothing if the client is unknown."""
         self._clients.pop(client_id, None)
+
+    def by_language(self) -> dict[int, int]:
+        """Return the number of clients of each language. Other threads may call this method."""
+        # list() copies the clients in one step of the interpreter, while the event loop changes them
+        return dict(Counter(client.language for client in list(self._clients.values())))
+
+    def streams(self) -> int:
+        """Return the number of open streams. Other threads may call this method."""
+        return sum(client.streams for client in list(self._clients.values()))
 
     def expire(self, now_s: float) -> list[str]:
         """Remove the clients that have neither a stream nor sent a heartbeat for too long. Returns their ids."""

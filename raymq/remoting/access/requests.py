@@ -307,6 +307,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Controller.status": FOR_ANYBODY,
     "ConsoleService.describe": FOR_ANYBODY,
     "ConsoleService.status": FOR_ANYBODY,
+    "Gateway.status": FOR_ANYBODY,
 }
 """The rule of each server method, by server class and method, such as ``Broker.send``."""
 
@@ -324,6 +325,7 @@ _SERVERS: Final[Mapping[str, str]] = {
     " settings",
     "Replicator": "close status",
     "ConsoleService": "close settings",
+    "Gateway": "close describe settings",
 }
 
 FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.items() for name in names.split())

@@ -45,8 +45,8 @@ class BrokerGroupView:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """The state of a server: a NameServer, the Controller, a Rebalance actor, a Pull actor or the console. `state`: a
-    text for people. `error`: the reason why the server does not answer; empty if it answers."""
+    """The state of a server: a NameServer, the Controller, a Rebalance actor, a Pull actor, the console or a
+    gateway. `state`: a text for people. `error`: the reason why the server does not answer; empty if it answers."""
 
     actor: str
     kind: str

@@ -25,6 +25,7 @@ from actors.replica.replicator_actor import Replicator
 from actors.replica.storage_actor import Storage
 from placement.console.actor import ConsoleService
 from placement.controller import Controller
+from placement.gateway.actor import Gateway
 from storage.running_flags import RunningFlag
 from tests.support.replicas.local_replicas import LocalReplicas
 from tests.support.stores.stores import make_batch, open_store
@@ -53,7 +54,7 @@ def classes_in(hint: Any, seen: set[Any]) -> Iterator[type]:
 
 
 @pytest.mark.parametrize(
-    "server", [Broker, NameServer, Pull, Rebalance, Replicator, Storage, Controller, ConsoleService]
+    "server", [Broker, NameServer, Pull, Rebalance, Replicator, Storage, Controller, ConsoleService, Gateway]
 )
 def test_the_answers_of_public_methods_are_of_raymq(server: type) -> None:
     foreign = []

@@ -43,6 +43,7 @@ def report(**changes: Any) -> ClusterStatus:
         "stores": [store("broker-a")],
         "rebalances": [], "pulls": [], "groups": [], "instances": [], "replication": [],
         "consoles": [{"actor": "console", "error": ""}],
+        "gateways": [{"actor": "gateway-3f9a-0", "error": "", "node": "10.0.0.1", "clients": {"JAVA": 2, "PHP": 1}}],
     }  # fmt: skip
     found = ClusterStatus.of({**whole, **changes})
     problems = tuple(Problem(one.check, one.state.value, one.seen, one.do, one.where) for one in problems_of(found))
@@ -59,7 +60,8 @@ def test_a_cluster_without_replicas_is_led_by_its_only_store() -> None:
     [one] = view.status.stores
     assert (one.broker_name, one.log_bytes, one.unflushed_bytes) == ("broker-a", 1000, 100)
     assert (one.disk_used, one.disk_free_bytes) == (0.5, 9000)
-    assert [server.kind for server in view.servers] == ["NameServer", "Console"]
+    assert [server.kind for server in view.servers] == ["NameServer", "Console", "Gateway"]
+    assert (view.servers[-1].state, view.servers[-1].node) == ("3 clients", "10.0.0.1")
     assert view.problems == []
 
 

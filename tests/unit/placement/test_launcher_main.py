@@ -7,7 +7,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from placement import launch, launcher_main
 from placement.launcher_main import _log_bytes
 from placement.plan import make_plan
 from placement.replica_nodes import Node
@@ -25,6 +29,24 @@ def test_a_store_on_a_removed_node_has_unknown_bytes():
     plan = make_plan(ClusterSettings(data_dir=Path("/data")), nodes)
     elsewhere = replace(plan, storages=tuple(replace(storage, node_id="gone") for storage in plan.storages))
     assert _log_bytes(elsewhere, nodes) == {"storage-broker-a-0": 0}
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_a_start_starts_the_gateway_last_if_the_settings_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, enable: bool
+) -> None:
+    steps: list[str] = []
+    settings = ClusterSettings.model_validate({"gateway": {"enable": enable}, "console": {"enable": True}})
+    monkeypatch.setattr(launcher_main.access, "prepare", lambda *arguments: None)
+    monkeypatch.setattr(launcher_main.operations, "placed_replicas", lambda: ({}, frozenset()))
+    monkeypatch.setattr(launcher_main, "inventory", lambda *arguments, **options: [Node("n1", "10.0.0.1", {})])
+    monkeypatch.setattr(launcher_main, "running", list)
+    monkeypatch.setattr(launch, "start", lambda *arguments, **options: steps.append("servers"))
+    for name in ("console", "gateways"):
+        monkeypatch.setattr(launcher_main, f"_start_{name}", lambda settings, name=name: steps.append(name))
+    request: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "given": []}
+    launcher_main._start(request)
+    assert steps == ["servers", "console", *(["gateways"] if enable else [])]
 
 
 def test_a_process_that_stops_servers_loads_neither_their_code_nor_the_consoles():

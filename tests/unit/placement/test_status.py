@@ -75,11 +75,12 @@ def test_a_wrong_secret_is_an_error(answers: dict[str, Any]) -> None:
 def test_the_report_has_every_field_of_the_answers_and_the_keys_in_their_order(answers: dict[str, Any]) -> None:
     answers["rebalance-0"] = {"slots": [0], "groups": [{"group": "billing", "members": [], "more": 1}]}
     answers["pull-0"] = {"node": "n", "instances": [{"instance": "billing@1", "holding": [], "last_error": ""}]}
+    answers["gateway-3f9a-0"] = {"listens": "127.0.0.1:8081", "clients": {"JAVA": 2}}
     answers["console"] = {"url": "http://127.0.0.1:8270/", "pid": 7}
     report = cluster_status().report
     assert list(report) == [
         *("actors", "brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),
-        *("stopped_stores", "refused", "problems"),
+        *("gateways", "stopped_stores", "refused", "problems"),
     ]
     assert report["actors"] == sorted(answers)
     assert report["stores"] == [{"actor": "storage-broker-a-0", "error": "", **STORE}]
@@ -89,4 +90,7 @@ def test_the_report_has_every_field_of_the_answers_and_the_keys_in_their_order(a
         {"actor": "pull-0", "error": "", "instance": "billing@1", "holding": [], "last_error": ""}
     ]
     assert report["consoles"] == [{"actor": "console", "error": "", "url": "http://127.0.0.1:8270/", "pid": 7}]
+    assert report["gateways"] == [
+        {"actor": "gateway-3f9a-0", "error": "", "listens": "127.0.0.1:8081", "clients": {"JAVA": 2}}
+    ]
     assert [problem["state"] for problem in report["problems"]] == ["warn"]

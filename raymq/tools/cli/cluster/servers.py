@@ -329,7 +329,7 @@ def _refusals(status: ClusterStatus) -> Shown:
 
 
 def _services(status: ClusterStatus) -> Shown:
-    """Yield tables of the Rebalance, Pull and console actors, the connected groups, and the push-consumer
+    """Yield tables of the Rebalance, Pull, console and gateway actors, the connected groups, and the push-consumer
     instances."""
     served = Counter(one.actor for one in (*status.groups, *status.instances))
     yield Table(
@@ -339,7 +339,11 @@ def _services(status: ClusterStatus) -> Shown:
             for r in status.rebalances
         ]
         + [[p.actor, p.error or f"node {p.node}", f"{served[p.actor]} instances"] for p in status.pulls]
-        + [[c.actor, c.error or "runs", c.url] for c in status.consoles],
+        + [[c.actor, c.error or "runs", c.url] for c in status.consoles]
+        + [
+            [g.actor, g.error or f"listens at {g.listens}", f"{sum(g.clients.values())} clients"]
+            for g in status.gateways
+        ],
     )
     yield from _some(
         ["group", "generation", "members", "queues held"],

@@ -116,8 +116,8 @@ def test_valid_changes_override_the_file_and_invalid_changes_are_ignored():
 
 def test_an_unknown_setting_is_reported_with_commands_that_list_settings():
     with pytest.raises(InvalidArgumentError) as caught:
-        full_name("nope")
-    assert "setting 'nope' does not exist; see `raymq config show --effective`" in str(caught.value)
+        full_name("xyzzy")
+    assert "setting 'xyzzy' does not exist; see `raymq config show --effective`" in str(caught.value)
     with pytest.raises(InvalidArgumentError, match=r"did you mean 'delete_when'\? Otherwise see"):
         full_name("delete_wen")
 

@@ -17,6 +17,7 @@ from actors.replica.replicator_actor import Replicator
 from actors.replica.storage_actor import Storage
 from placement.console.actor import ConsoleService
 from placement.controller import Controller
+from placement.gateway.actor import Gateway
 from raymq.common.delay import TIMER_TOPIC
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message
@@ -25,7 +26,7 @@ from raymq.records.format.encode import EncodedBatch, WaitingBatch, encode_batch
 from raymq.remoting.access.requests import FOR_SERVERS, OVER_LANES_ONLY, RULES, rules_of
 from raymq.remoting.broker_client import LANE_RESULTS
 
-SERVERS = (Broker, Storage, NameServer, Rebalance, Pull, Controller, Replicator, ConsoleService)
+SERVERS = (Broker, Storage, NameServer, Rebalance, Pull, Controller, Replicator, ConsoleService, Gateway)
 
 
 def test_every_remote_method_of_every_server_is_in_the_table_once() -> None:

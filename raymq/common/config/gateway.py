@@ -1,0 +1,99 @@
+"""The settings of the gateway, which serves clients of RocketMQ 5 outside Ray."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from raymq.common.config.metrics import MetricsSettings
+from raymq.common.config.section import SettingsSection
+from raymq.common.config.values import is_loopback
+from raymq.common.names import GatewayName
+
+PROCESSES_MAX: Final = 64
+"""Maximum number of gateway processes on one node."""
+_ADDRESS: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]{1,253})):([0-9]{1,5})")
+
+
+class GatewayOptions(SettingsSection):
+    """The section `gateway` of raymq.yaml: where gateways run, and the address at which clients reach them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable: bool = False
+    """`true`: `raymq up` starts the gateway."""
+    nodes: Literal["head", "all"] = "head"
+    """The nodes on which gateways run: `head`, or `all` nodes of the Ray cluster."""
+    host: str = "127.0.0.1"
+    """The address on which each gateway listens, on its node. An address other than loopback needs a TLS certificate,
+    or `insecure`. With `access.enable`, it needs the certificate."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 8081
+    """The TCP port on which each gateway listens. The port is the same on all nodes."""
+    processes: Annotated[int, Field(ge=1, le=PROCESSES_MAX)] = 1
+    """Number of gateway processes on each node. They share the port, so that a gateway uses several cores."""
+    advertise: str | None = None
+    """The address `HOST:PORT` that clients use after their first call. By default they stay at the address that they
+    used first."""
+    tls_cert: Path | None = None
+    """The PEM file of the gateway's TLS certificate, on each of its nodes. A changed file is used for new
+    connections."""
+    tls_key: Path | None = None
+    """The file of the TLS certificate's private key."""
+    insecure: bool = False
+    """`true`: allow connections without TLS from other machines, if `access.enable` is off."""
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_address(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_address(text)
+        return text
+
+    @field_validator("tls_cert", "tls_key")
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute() and path.parts[:1] != ("~",):
+            raise ValueError("must be an absolute path, because the file is on each node that runs a gateway")
+        return path
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> GatewayOptions:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together: set both, or neither")
+        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} lets other machines connect, so everybody could read their messages on the way: "
+                "set tls_cert and tls_key, or `insecure: true`"
+            )
+        return self
+
+    @property
+    def advertised(self) -> tuple[str, int] | None:
+        """The host and the port that clients use after their first call; None for the address that they used first."""
+        return None if self.advertise is None else parse_address(self.advertise)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of an address ``HOST:PORT``. An IPv6 host has brackets. Raises ValueError.
+
+    >>> parse_address("mq.example.org:443")
+    ('mq.example.org', 443)
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match[3]) <= 65_535:
+        raise ValueError("must be HOST:PORT, such as mq.example.org:8081 or [2001:db8::7]:8081")
+    return match[1] or match[2], int(match[3])
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The settings with which one gateway process starts. `node`: the address of its node."""
+
+    name: GatewayName
+    node: str
+    options: GatewayOptions = field(default_factory=GatewayOptions)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)

@@ -1,0 +1,148 @@
+"""Tests of the gateway's actors on a cluster: start, a killed process, several processes at one port, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import ray
+
+import raymq
+from placement.status import cluster_status
+from raymq.client.cluster.launcher import launch
+from raymq.common.config.cluster import load_settings
+from raymq.common.errors import ConfigError, ServiceNotAvailableError
+from raymq.common.protocol.status import GatewayReport
+from raymq.gateway.convert.times import duration
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.messages import CLASSES
+from raymq.gateway.wire.table import METHODS, SERVICE
+from tests.support.history.waiting import eventually
+
+HOST = "127.0.0.1"
+ANSWER_S = 60.0
+METADATA = (("x-mq-client-id", "client-1"), ("x-mq-language", "PYTHON"))
+ALONE = [("grpc.use_local_subchannel_pool", 1)]
+"""The options of a channel with a connection of its own."""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+class Launcher:
+    """Starts and stops gateways like `raymq gateway`. `folder`: for the settings file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._address = ray.get_runtime_context().gcs_address
+
+    def start(self, text: str) -> list[dict[str, Any]]:
+        config = self._folder / "raymq.yaml"
+        config.write_text(text)
+        found: list[dict[str, Any]] = launch("gateways", self._address, load_settings(config))
+        return found
+
+    def stop(self) -> list[str]:
+        stopped: list[str] = launch("stop_gateways", self._address)
+        return stopped
+
+
+@pytest.fixture
+def launcher(mq: raymq.Client, tmp_path: Path) -> Iterator[Launcher]:
+    found = Launcher(tmp_path)
+    yield found
+    found.stop()
+
+
+def call(port: int, name: str, request: Any) -> Any:
+    """Call a method of the gateway at a port in a connection of its own. Waits for the port to open."""
+    [method] = [one for one in METHODS if one.name == name]
+
+    async def run() -> Any:
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}", ALONE) as channel:
+            kind = channel.unary_stream if method.streams_responses else channel.unary_unary
+            parse = CLASSES[method.response].FromString
+            stub = kind(f"/{SERVICE}/{name}", response_deserializer=parse)
+            answer = stub(request.SerializeToString(), metadata=METADATA, timeout=ANSWER_S, wait_for_ready=True)
+            return [one async for one in answer] if method.streams_responses else await answer
+
+    return asyncio.run(run())
+
+
+def send(port: int, topic: str, body: bytes) -> None:
+    resource = wire.Resource(name=topic)
+    sent = wire.Message(topic=resource, body=body, system_properties=wire.SystemProperties(message_id="01A"))
+    answer = call(port, "SendMessage", wire.SendMessageRequest(messages=[sent]))
+    assert answer.status.code == Code.OK, answer.status.message
+
+
+def receive(port: int, topic: str, group: str) -> list[bytes]:
+    request = wire.ReceiveMessageRequest(
+        group=wire.Resource(name=group),
+        message_queue=wire.MessageQueue(topic=wire.Resource(name=topic)),
+        batch_size=32,
+        invisible_duration=duration(60_000),
+        long_polling_timeout=duration(5_000),
+    )
+    return [one.message.body for one in call(port, "ReceiveMessage", request) if one.HasField("message")]
+
+
+def gateways() -> tuple[GatewayReport, ...]:
+    return cluster_status().gateways
+
+
+def test_a_gateway_serves_at_the_same_port_after_its_process_was_killed(mq: raymq.Client, launcher: Launcher) -> None:
+    mq.admin.create_topic("gateway-actor", queues=2)
+    port = free_port()
+    settings = f"gateway: {{port: {port}}}\n"
+    [first] = launcher.start(settings)
+    assert (first["listens"], first["tls"]) == (f"{HOST}:{port}", False)
+    send(port, "gateway-actor", b"1")
+    os.kill(first["pid"], signal.SIGKILL)
+    eventually(lambda: [one for one in gateways() if one.pid not in (0, first["pid"])], "another process")
+    send(port, "gateway-actor", b"2")
+    got: list[bytes] = []
+    eventually(lambda: got.extend(receive(port, "gateway-actor", "gateway-actor-g")) or len(got) >= 2, "both messages")
+    assert sorted(got) == [b"1", b"2"]
+    [one] = gateways()
+    # a second start changes nothing
+    [again] = launcher.start(settings)
+    assert again["pid"] == one.pid
+    assert launcher.stop() == [one.actor]
+    assert gateways() == ()
+    with socket.socket() as free:
+        free.bind((HOST, port))
+
+
+def test_processes_of_one_node_share_a_port_and_a_used_port_is_an_error(launcher: Launcher) -> None:
+    port = free_port()
+    found = launcher.start(f"gateway: {{port: {port}, processes: 2}}\n")
+    assert len({one["pid"] for one in found}) == 2
+    assert {one["listens"] for one in found} == {f"{HOST}:{port}"}
+    os.kill(found[0]["pid"], signal.SIGKILL)
+    # the other process serves, or the restarted one
+    answer = call(port, "Heartbeat", wire.HeartbeatRequest(client_type=1))
+    assert answer.status.code == Code.OK
+    eventually(lambda: all(not one.error for one in gateways()), "two processes that serve")
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(ServiceNotAvailableError, match=f"cannot listen at {HOST}:{taken}"):
+            launcher.start(f"gateway: {{port: {taken}}}\n")
+    assert gateways() == ()
+    with pytest.raises(ConfigError, match=r"gateway\.tls_cert"):
+        launcher.start(f"gateway: {{port: {port}, tls_cert: /nowhere/chain.pem, tls_key: /nowhere/key.pem}}\n")
+    assert gateways() == ()

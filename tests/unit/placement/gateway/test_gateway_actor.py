@@ -1,0 +1,262 @@
+"""Tests of a gateway's process: it serves, it starts again after each failure, and it stops in order. The cluster is a
+fake."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from placement.gateway import actor as module
+from placement.gateway.actor import Gateway
+from raymq.common.config.gateway import GatewayOptions, GatewaySettings
+from raymq.common.config.metrics import MetricsOptions, MetricsSettings
+from raymq.common.errors import ConfigError, RaymqError, ServiceNotAvailableError
+from raymq.common.names import GatewayName
+from raymq.gateway.front.server import GrpcFront
+from raymq.gateway.service.service import GatewayService
+from raymq.gateway.wire.enums import ClientType, Code, Language
+from raymq.gateway.wire.messages import HeartbeatRequest, HeartbeatResponse
+from raymq.gateway.wire.table import SERVICE
+from raymq.remoting.access.state import AuthState
+from raymq.remoting.access.users import User, UserType, gateway_secret, make_user
+from tests.support.history.waiting import eventually
+
+HOST = "127.0.0.1"
+ANSWER_S = 60.0
+
+
+class FakeCluster:
+    """A client of raymq, and what a gateway makes of it. `events`: what was opened and closed, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.failures: list[Exception] = []
+        """The errors of the next connections, the first one first."""
+
+    def connect(self, *, namespace: str) -> FakeCluster:
+        assert namespace == ""
+        if self.failures:
+            raise self.failures.pop(0)
+        self.events.append("connected")
+        return self
+
+    @asynccontextmanager
+    async def async_producer(self, group: str, send_timeout_s: float) -> AsyncIterator[object]:
+        try:
+            yield self
+        finally:
+            self.events.append("producer closed")
+
+    def close(self) -> None:
+        self.events.append("client closed")
+
+
+class FakeGatewayCluster:
+    """The cluster of a gateway's service."""
+
+    max_body_bytes = 1 << 20
+    producer = transactions = announcer = queues = None
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    async def refresh_limits(self) -> None:
+        self._cluster.events.append("limits read")
+
+    def close(self) -> None:
+        self._cluster.events.append("cluster closed")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
+    found = FakeCluster()
+    # the files of the locks on shared ports
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(module, "connect", found.connect)
+    monkeypatch.setattr(module, "cluster_of", lambda client, producer, send_timeout_s: FakeGatewayCluster(client))
+    monkeypatch.setattr(module, "GATEWAY_RETRY_S", 0.05)
+    monkeypatch.setattr(module, "COUNT_INTERVAL_S", 0.05)
+    return found
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        number: int = free.getsockname()[1]
+    return number
+
+
+@pytest.fixture
+def started() -> Iterator[Any]:
+    gateways: list[Gateway] = []
+
+    def start(port: int, index: int = 0, **options: Any) -> Gateway:
+        settings = GatewaySettings(
+            GatewayName("3f9a" * 14, index),
+            "10.0.0.1",
+            GatewayOptions(port=port, **options),
+            MetricsSettings(options=MetricsOptions(enable=False)),
+        )
+        gateways.append(Gateway(settings))
+        return gateways[-1]
+
+    yield start
+    for gateway in gateways:
+        gateway.close()
+
+
+def heartbeat(port: int, *headers: tuple[str, str]) -> int:
+    """Send a heartbeat to the gateway at a port, and return the code of the answer."""
+
+    async def call() -> int:
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = channel.unary_unary(f"/{SERVICE}/Heartbeat", response_deserializer=HeartbeatResponse.FromString)
+            request = HeartbeatRequest(client_type=ClientType.PRODUCER).SerializeToString()
+            metadata = (("x-mq-client-id", "client-1"), *headers)
+            answer = await stub(request, metadata=metadata, timeout=ANSWER_S, wait_for_ready=True)
+            code: int = answer.status.code
+            return code
+
+    return asyncio.run(call())
+
+
+def failure(gateway: Gateway) -> RaymqError | None:
+    try:
+        gateway.status()
+    except RaymqError as error:
+        return error
+    return None
+
+
+def test_a_gateway_serves_and_ends_its_receives_and_its_server_first(
+    cluster: FakeCluster, port: int, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_receives, stop = GatewayService.end_receives, GrpcFront.stop
+
+    def ending(service: GatewayService) -> None:
+        cluster.events.append("receives ended")
+        end_receives(service)
+
+    async def stopping(front: GrpcFront) -> None:
+        cluster.events.append("server stops")
+        await stop(front)
+
+    monkeypatch.setattr(GatewayService, "end_receives", ending)
+    monkeypatch.setattr(GrpcFront, "stop", stopping)
+    gateway = started(port)
+    described = gateway.describe()
+    assert (described["node"], described["listens"], described["tls"]) == ("10.0.0.1", f"{HOST}:{port}", False)
+    assert heartbeat(port) == Code.OK
+    gateway._service.clients.active("client-2", 0.0, client_type=ClientType.PRODUCER, group="", language=Language.JAVA)
+    gateway._service.clients.active("client-3", 0.0, client_type=ClientType.PRODUCER, group="", language=77)
+    gateway._service.clients.stream_opened("client-2")
+    status = gateway.status()
+    assert status["clients"] == {"LANGUAGE_UNSPECIFIED": 1, "JAVA": 1, "77": 1}
+    assert status["streams"] == 1
+    gateway.close()
+    first, *ended = (event for event in cluster.events if event != "limits read")
+    assert first == "connected"
+    assert ended == ["receives ended", "server stops", "cluster closed", "producer closed", "client closed"]
+    with socket.socket() as free:
+        free.bind((HOST, port))
+    with pytest.raises(ServiceNotAvailableError, match="stopping"):
+        gateway.status()
+    gateway.close()
+
+
+def test_a_gateway_whose_port_is_used_says_so_and_serves_once_the_port_is_free(
+    cluster: FakeCluster, started: Any
+) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        gateway = started(port)
+        with pytest.raises(ServiceNotAvailableError, match=rf"cannot listen at {HOST}:{port}"):
+            gateway.describe()
+        assert cluster.events[:4] == ["connected", "cluster closed", "producer closed", "client closed"]
+    eventually(lambda: failure(gateway) is None, "a gateway that serves")
+    assert heartbeat(port) == Code.OK
+
+
+def test_a_gateway_tries_again_after_any_error(cluster: FakeCluster, port: int, started: Any) -> None:
+    cluster.failures += [ServiceNotAvailableError("no broker"), KeyError("a fault")]
+    gateway = started(port)
+    eventually(lambda: failure(gateway) is None, "a gateway that serves")
+    assert cluster.failures == []
+
+
+def test_a_gateway_starts_again_if_nobody_renews_leases(
+    cluster: FakeCluster, port: int, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failures = GatewayService.run, [RuntimeError("a fault")]
+
+    async def failing(service: GatewayService) -> None:
+        if failures:
+            raise failures.pop()
+        await run(service)
+
+    monkeypatch.setattr(GatewayService, "run", failing)
+    gateway = started(port)
+    eventually(lambda: cluster.events.count("connected") == 2, "the second start")
+    eventually(lambda: failure(gateway) is None, "a gateway that serves")
+    assert heartbeat(port) == Code.OK
+
+
+def test_processes_of_one_node_share_a_port(cluster: FakeCluster, port: int, started: Any) -> None:
+    first, second = (started(port, index, processes=2) for index in range(2))
+    assert first.describe()["listens"] == second.describe()["listens"]
+    first.close()
+    assert heartbeat(port) == Code.OK
+
+
+class FakeServer:
+    """The access control of a process: its users, which may do everything."""
+
+    def __init__(self, *users: User) -> None:
+        self.authorizer = self
+        self.state = AuthState({user.name: user for user in users}, {}, 1)
+
+
+def test_a_gateway_with_access_control_requires_users_and_counts_the_processes(
+    cluster: FakeCluster, port: int, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = make_user("shop", "a long secret", type=UserType.SUPER)
+    names: list[Any] = [ConnectionError("Ray's head is away"), ["broker-a", "gateway-1-0", "gateway-2-0"]]
+
+    def running() -> list[str]:
+        if isinstance(names[0], Exception):
+            raise names.pop(0)
+        found: list[str] = names[0]
+        return found
+
+    monkeypatch.setattr(module, "authenticated_server", lambda: FakeServer(shop))
+    monkeypatch.setattr(module, "running", running)
+    gateway = started(port)
+    gateway.describe()
+    assert heartbeat(port) == Code.UNAUTHORIZED
+    date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    signature = hmac.new(gateway_secret(shop.key).encode(), date.encode(), hashlib.sha1).hexdigest()
+    text = f"MQv2-HMAC-SHA1 Credential=shop, SignedHeaders=x-mq-date-time, Signature={signature}"
+    assert heartbeat(port, ("x-mq-date-time", date), ("authorization", text)) == Code.OK
+    eventually(lambda: gateway._processes == 2, "two counted gateway processes")
+
+
+def test_a_gateway_with_access_control_for_other_machines_needs_tls(
+    cluster: FakeCluster, port: int, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "authenticated_server", FakeServer)
+    with pytest.raises(ConfigError, match=r"set gateway\.tls_cert and gateway\.tls_key"):
+        started(port, host="0.0.0.0", insecure=True).describe()
+    assert cluster.events == []
