@@ -19,16 +19,18 @@ from raymq.common.config.cluster import ClusterSettings, data_dir_here
 from raymq.common.errors import ClusterNotFoundError, RaymqError
 from raymq.common.protocol.status import BrokerReport, ClusterStatus
 from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS
+from raymq.tools.doctor.checks.gateway_checks import GATEWAY_CHECKS
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
 from raymq.tools.doctor.checks.node_checks import NODE_CHECKS
 from raymq.tools.doctor.collect.cluster import collect_cluster, collect_ports, collect_prometheus
+from raymq.tools.doctor.collect.gateways import collect_gateways, gateway_port_error
 from raymq.tools.doctor.collect.machine import collect_machine, readable_by_others
 from raymq.tools.doctor.collect.nodes import NodeTask, collect_nodes, servers_with_lanes
 from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import Finding, run_checks
 
-CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
+CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *GATEWAY_CHECKS, *METRICS_CHECKS)
 
 
 def examine(snapshot: DoctorSnapshot) -> list[Finding]:
@@ -52,7 +54,14 @@ def take_snapshot(
         progress("looking at this machine")
         machine, reason = _machine(settings, ClusterStatus()), str(error)
         expected = bool(address or os.environ.get("RAY_ADDRESS"))
-        return DoctorSnapshot(machine, ray_error=reason, named=expected, cluster_error=reason, prometheus=named)
+        return DoctorSnapshot(
+            machine,
+            ray_error=reason,
+            named=expected,
+            cluster_error=reason,
+            prometheus=named,
+            gateway_port_error=gateway_port_error(settings.gateway),
+        )
     try:
         return _with_ray(settings, named, progress)
     finally:
@@ -77,6 +86,7 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
     ports = tuple(collect_ports(ray.nodes()))
     progress("looking at the consumer groups")
     cluster = _cluster(settings, status)
+    here = ray.util.get_node_ip_address()
     missing = "" if cluster else "this Ray cluster runs no raymq"
     return DoctorSnapshot(
         machine,
@@ -86,6 +96,8 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
         ports=ports,
         prometheus=prometheus,
         metrics_enable=settings.metrics.enable,
+        gateways=collect_gateways(status, here),
+        gateway_port_error=gateway_port_error(settings.gateway, status.gateways),
     )
 
 

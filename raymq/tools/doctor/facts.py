@@ -184,12 +184,29 @@ class PrometheusFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """A gateway process, as this machine reaches it at `address`.
+
+    `asked`: False if only programs of the gateway's own node can connect, so the doctor did not ask. `error`: the
+    reason why a question was not answered. `certificate_ends_s`: the end of its certificate, in s since 1970; None
+    without TLS, or if unknown.
+    """
+
+    actor: str
+    address: str
+    asked: bool = True
+    error: str = ""
+    certificate_ends_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
     """All facts that the doctor's checks examine.
 
     `ray_error`: the reason why the facts about the nodes are missing. `cluster_error`: the reason why the facts about
     the raymq cluster are missing. `named`: True if the user gave the address of a Ray cluster, so that a missing Ray
-    cluster is a fault. `metrics_enable`: the setting metrics.enable.
+    cluster is a fault. `metrics_enable`: the setting metrics.enable. `gateway_port_error`: the reason why a gateway
+    that `raymq up` starts could not listen on this machine.
     """
 
     machine: MachineFacts
@@ -201,3 +218,5 @@ class DoctorSnapshot:
     ports: tuple[MetricsPort, ...] = ()
     prometheus: PrometheusFacts | None = None
     metrics_enable: bool = True
+    gateways: tuple[GatewayFacts, ...] = ()
+    gateway_port_error: str = ""
