@@ -35,10 +35,11 @@ from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.front.server import GrpcFront
 from raymq.gateway.service.cluster import cluster_of
+from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
-from raymq.gateway.wire.enums import Language
 from raymq.gateway.wire.parsing import SEND_BYTES_MAX
+from raymq.telemetry.metrics.reporter import Reporter
 
 GATEWAY_SEND_TIMEOUT_S: Final = 10.0
 """Longest time in seconds that a gateway waits for a store. Usually a call's own deadline is shorter."""
@@ -70,7 +71,7 @@ class Gateway:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._thread.start()
-        self._metrics = MetricsThread(settings.metrics, "gateway", str(settings.name))
+        self._metrics = MetricsThread(settings.metrics, "gateway", str(settings.name), self._report)
 
     def describe(self) -> dict[str, Any]:
         """Return the status of the gateway after its first start. Raises the start's error if it failed: ConfigError or
@@ -96,7 +97,7 @@ class Gateway:
             "listens": f"{host}:{options.port}",
             "tls": options.tls_cert is not None,
             "pid": os.getpid(),
-            "clients": {_language(number): count for number, count in sorted(clients.items())},
+            "clients": {language_name(number): count for number, count in sorted(clients.items())},
             "streams": 0 if service is None else service.clients.streams(),
         }
 
@@ -106,6 +107,12 @@ class Gateway:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(STOP_S)
+
+    def _report(self, reporter: Reporter) -> None:
+        """Report the metrics of the calls, once the gateway serves."""
+        service = self._service
+        if service is not None:
+            service.report(reporter)
 
     # The methods below run in the thread of the event loop.
 
@@ -199,13 +206,6 @@ class Gateway:
             except Exception as error:
                 logger.info("the gateway processes cannot be counted now: %s", error)
             await asyncio.sleep(COUNT_INTERVAL_S)
-
-
-def _language(number: int) -> str:
-    try:
-        return Language(number).name
-    except ValueError:
-        return str(number)
 
 
 def _check_encrypted(options: GatewayOptions) -> None:

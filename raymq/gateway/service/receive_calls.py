@@ -179,12 +179,13 @@ class ReceiveCalls:
             return
         self.renewals.hold(client_id, receive.calls, messages, receive.terms.invisible_ms, now_s)
 
-    async def renew_due(self) -> None:
+    async def renew_due(self) -> int:
         """Renew the leases that are due, with one call for each broker and group. A lease whose renewal failed is
-        renewed again in the next call of this method, unless the failure is final."""
-        await asyncio.gather(*(self._renew(*one) for one in self.renewals.due(self._clock())))
+        renewed again in the next call of this method, unless the failure is final. Returns the number of renewed
+        leases."""
+        return sum(await asyncio.gather(*(self._renew(*one) for one in self.renewals.due(self._clock()))))
 
-    async def _renew(self, calls: GroupCalls, due: DueLeases, table: Renewals) -> None:
+    async def _renew(self, calls: GroupCalls, due: DueLeases, table: Renewals) -> int:
         sent_s, parts = self._clock(), list(due.leases.values())
         try:
             results = await self._cluster.call(
@@ -193,8 +194,9 @@ class ReceiveCalls:
         except RaymqError as error:
             logger.info("leases of group %s at broker %s were not renewed: %s", calls.group, due.broker_name, error)
             table.failed(due.leases, self._clock(), retryable=error.retryable)
-        else:
-            table.renewed(due.leases, results, sent_s)
+            return 0
+        table.renewed(due.leases, results, sent_s)
+        return sum(results)
 
     def _message(
         self, receive: PollingReceive, message: ReceivedMessage, request: wire.ReceiveMessageRequest

@@ -13,21 +13,25 @@ from raymq.gateway.clients.command_streams import CommandStreams
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.measured_calls import CallFigures, measured
 from raymq.gateway.service.pull_calls import PullCalls
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.service.route_calls import GatewayAddress, RouteCalls
 from raymq.gateway.service.send_calls import SendCalls
 from raymq.gateway.service.transaction_calls import TransactionCalls
+from raymq.telemetry.metrics.reporter import Reporter
 
 TICK_S: Final = 5.0
 """Time in seconds between two searches for leases to renew and clients that have gone."""
-
+LAG_S: Final = 0.5
+"""Time in seconds between two measurements of the event loop's lag."""
 LIMITS_VALID_S: Final = 60.0
 """Time in seconds after which a gateway asks the stores for their limits again."""
 
 
 class GatewayService:
-    """The service of one gateway process. `clients`: the clients that the process serves."""
+    """The service of one gateway process. `clients`: the clients that the process serves. `figures`: the figures of
+    their calls."""
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class GatewayService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients, self._cluster, self._clock = ConnectedClients(), cluster, clock
+        self.figures = CallFigures()
         self._limits_due_s = 0.0
         streams = CommandStreams()
         self._routes = RouteCalls(cluster, access, address)
@@ -49,16 +54,18 @@ class GatewayService:
 
     def handlers(self) -> Handlers:
         """Return the handler of each call that the gateway answers, by path."""
-        return {path: handler for family in self._families for path, handler in family.handlers().items()}
+        handlers = {path: handler for family in self._families for path, handler in family.handlers().items()}
+        return measured(handlers, self.figures)
 
     async def run(self) -> None:
         """Renew leases, forget clients that have gone, and ask producers about transactions, until the task is
-        cancelled."""
+        cancelled. Measures the event loop's lag between times."""
         await self.tick()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._transactions.run())
             while True:
-                await asyncio.sleep(TICK_S)
+                for _ in range(round(TICK_S / LAG_S)):
+                    await self.figures.measured_sleep(LAG_S)
                 await self.tick()
 
     async def tick(self) -> None:
@@ -70,7 +77,11 @@ class GatewayService:
         if now_s >= self._limits_due_s:
             self._limits_due_s = now_s + LIMITS_VALID_S
             await self._cluster.refresh_limits()
-        await self._receives.renew_due()
+        self.figures.renewed += await self._receives.renew_due()
+
+    def report(self, reporter: Reporter) -> None:
+        """Report the metrics of the gateway. Any thread may call this method."""
+        self.figures.report(reporter, self.clients)
 
     def end_receives(self) -> None:
         """Answer all receives that wait for a message at once, without a message. Call this method before the server

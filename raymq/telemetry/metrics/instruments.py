@@ -89,6 +89,7 @@ _controller = partial(_add, "Controller", "")
 _storage = partial(_add, "Storage", "storage")
 _both = partial(_add, "Storage, Broker", "storage")
 _pull = partial(_add, "Pull", "")
+_gateway = partial(_add, "Gateway", "")
 _fetcher = partial(_add, "Pull, pull consumer", "")
 
 # fmt: off
@@ -205,4 +206,15 @@ _pull(_G, "consumer_cached_messages", "topic consumer_group", "messages", "Messa
 _pull(_G, "consumer_cached_bytes", "topic consumer_group", "bytes", "Bytes cached for listeners.", "=")
 _broker(_G, "pop_leased_messages", "consumer_group topic", "messages",
     "Messages leased by simple consumers. Received and not acknowledged.")
+_gateway(_C, "gateway_calls", "rpc code", "calls",
+    "Calls of clients outside Ray. `code`: RocketMQ's status, or CANCELLED if the client did not wait.")
+_gateway(_H, "gateway_call_time_milliseconds", "rpc", "ms",
+    "Time of a call of a client outside Ray. A receive waits for messages.", "", 1, 5, 20, 100, 1000, 5000, 20_000)
+_gateway(_G, "gateway_clients", "language", "clients", "Clients of the gateway. Active within the last minute.")
+_gateway(_G, "gateway_streams", "", "streams", "Open streams of the gateway's clients. Most clients have one.")
+_gateway(_C, "gateway_received_messages", "", "messages", "Messages that clients outside Ray received.")
+_gateway(_C, "gateway_acknowledged_messages", "", "messages", "Messages that clients outside Ray acknowledged.")
+_gateway(_C, "gateway_renewed_leases", "", "leases", "Leases extended by the gateway. For messages of push consumers.")
+_gateway(_H, "gateway_loop_lag_milliseconds", "", "ms",
+    "Lag of the gateway's event loop. Measured twice a second.", "", 1, 5, 20, 100, 500, 2000)
 # fmt: on

@@ -24,7 +24,7 @@ _GAUGE_UNITS: Final = {
 _RATE_UNITS: Final = {"messages": "suffix: msg/s", "bytes": "Bps"}
 
 RAYMQ_PROCESSES: Final = (
-    "ray::(NameServer|Controller|Broker|Storage|Replicator|Rebalance|Pull|Listener|PredicateRunner)"
+    "ray::(NameServer|Controller|Broker|Storage|Replicator|Rebalance|Pull|Listener|PredicateRunner|Gateway)"
 )
 """Regular expression for the process titles that Ray gives raymq's actors. In a process title, the name of the running
 method may follow."""
@@ -300,6 +300,26 @@ ROWS: Final = (
                 _of("raymq_consumer_group_create_execution_time_milliseconds", legend="group", percents=(99,)),
                 title="Time to create a topic or group",
             ),
+        ),
+        collapsed=True,
+    ),
+    Row(
+        "Gateway",
+        (
+            _panel(_of("raymq_gateway_calls", "rpc", "code")),
+            _panel(_of("raymq_gateway_call_time_milliseconds", "rpc", percents=(99,))),
+            _panel(
+                _of("raymq_gateway_received_messages", legend="received"),
+                _of("raymq_gateway_acknowledged_messages", legend="acknowledged"),
+                title="Messages of clients outside Ray",
+            ),
+            _panel(
+                _of("raymq_gateway_clients", "language", how=total),
+                _of("raymq_gateway_streams", how=total, legend="open streams"),
+                title="Clients of the gateway",
+            ),
+            _panel(_of("raymq_gateway_renewed_leases")),
+            _panel(_of("raymq_gateway_loop_lag_milliseconds")),
         ),
         collapsed=True,
     ),

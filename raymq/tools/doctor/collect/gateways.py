@@ -1,4 +1,4 @@
-"""Collects facts about gateways: how this machine reaches them, when their certificates end, and whether a port is free.
+"""Collects facts about gateways: how this machine reaches them, when certificates end, and whether a port is free.
 
 The doctor asks each gateway for the route of a topic, as RocketMQ's clients do first. It writes this one request by
 hand: the messages of the protocol belong to the gateway, which the tools do not import.

@@ -30,6 +30,7 @@ def test_rows_have_the_expected_titles():
         "Storage",
         "Replication",
         "Clients",
+        "Gateway",
         "Ray processes of raymq",
     ]
 
@@ -72,7 +73,7 @@ def test_charts_of_a_row_have_different_titles():
             titles.append([])
         else:
             titles[-1].append(panel["title"])
-    assert len(titles) == 10
+    assert len(titles) == 11
     assert all(len(set(row)) == len(row) for row in titles)
 
 
