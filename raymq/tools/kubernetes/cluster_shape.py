@@ -27,8 +27,9 @@ class ClusterShape:
     """The shape of a raymq cluster in Kubernetes: its name and image, the number of its stores, and the size of each
     volume, such as "200Gi".
 
-    `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of zones;
-    an empty tuple sets no zones. Raises InvalidArgumentError if a value is invalid.
+    `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of
+    zones; an empty tuple sets no zones. `gateway`: True serves clients of RocketMQ 5 in all pods of the namespace.
+    Raises InvalidArgumentError if a value is invalid.
     """
 
     name: str = "raymq"
@@ -37,6 +38,7 @@ class ClusterShape:
     size: str = "200Gi"
     storage_class: str | None = None
     zones: tuple[str, ...] = ()
+    gateway: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, {"stores": NumberRange(1, VOLUMES_MAX)})
@@ -58,7 +60,7 @@ class ClusterShape:
         """
         replicas = min(self.stores, REPLICAS_MAX)
         majority = replicas // 2 + 1
-        return {
+        settings: dict[str, Any] = {
             "data_dir": str(DATA_MOUNT),
             "broker_groups": self.stores,
             "replication": {
@@ -72,3 +74,7 @@ class ClusterShape:
                 "host": "0.0.0.0",
             },  # The console listens on all addresses of the pod; network.yaml limits access to it.
         }
+        if self.gateway:
+            # as for the console; pods of the namespace connect without TLS
+            settings["gateway"] = {"enable": True, "host": "0.0.0.0", "insecure": True}
+        return settings

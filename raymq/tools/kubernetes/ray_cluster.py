@@ -19,6 +19,7 @@ RAY_VERSION: Final = "2.60.0"
 GCS_PORT: Final = 6379
 DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
+GATEWAY_PORT: Final = 8081
 
 GRACE_PERIOD_S: Final = 60
 """Grace period of a pod in seconds: the pod's stores must close within this time, because Kubernetes then kills the
@@ -66,6 +67,7 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
             {"name": "gcs-server", "containerPort": GCS_PORT},
             {"name": "dashboard", "containerPort": DASHBOARD_PORT},
             {"name": "console", "containerPort": CONSOLE_PORT},
+            *([{"name": "gateway", "containerPort": GATEWAY_PORT}] if shape.gateway else []),
             {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT},
         ],
     }

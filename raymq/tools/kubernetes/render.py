@@ -1,7 +1,8 @@
 """Generate the files of a raymq cluster in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the
 image.
 
-Besides the RayCluster, the files contain volume claims, settings, the console's Service, and a NetworkPolicy.
+Besides the RayCluster, the files contain volume claims, settings, the Services of the console and the gateway, and a
+NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import yaml
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools.kubernetes.cluster_shape import ClusterShape
-from raymq.tools.kubernetes.ray_cluster import CONSOLE_PORT, DASHBOARD_PORT, claim_name, ray_cluster
+from raymq.tools.kubernetes.ray_cluster import CONSOLE_PORT, DASHBOARD_PORT, GATEWAY_PORT, claim_name, ray_cluster
 from raymq.tools.observability.export import METRICS_PORT, pod_monitor, prometheus_rule
 
 HEAD_SIZE: Final = "10Gi"
@@ -53,17 +54,17 @@ def settings_map(shape: ClusterShape) -> dict[str, Any]:
     }
 
 
-def console_service(shape: ClusterShape) -> dict[str, Any]:
-    """Return the Service of the web console on the head. It is reachable only from inside the Kubernetes
-    cluster."""
+def head_service(shape: ClusterShape, name: str, port: int) -> dict[str, Any]:
+    """Return the Service of a port of the head: of the console or of the gateway. It is reachable only from inside the
+    Kubernetes cluster."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": f"{shape.name}-console", "labels": _RAYMQ},
+        "metadata": {"name": f"{shape.name}-{name}", "labels": _RAYMQ},
         "spec": {
             "type": "ClusterIP",
             "selector": {"ray.io/cluster": shape.name, "ray.io/node-type": "head"},
-            "ports": [{"name": "console", "port": CONSOLE_PORT, "targetPort": CONSOLE_PORT}],
+            "ports": [{"name": name, "port": port, "targetPort": port}],
         },
     }
 
@@ -72,9 +73,10 @@ def network_policy(shape: ClusterShape) -> dict[str, Any]:
     """Return the NetworkPolicy of the cluster's pods.
 
     The pods can connect to each other on all ports. KubeRay's operator can connect to the ports of Ray's dashboard and
-    agents. Prometheus can connect to the metrics ports, and the pods of the namespace to the console. All other
-    incoming connections are refused.
+    agents. Prometheus can connect to the metrics ports, and the pods of the namespace to the console and
+    to the gateway. All other incoming connections are refused.
     """
+    for_pods = (CONSOLE_PORT, GATEWAY_PORT) if shape.gateway else (CONSOLE_PORT,)
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     operator = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
     prometheus = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
@@ -89,7 +91,7 @@ def network_policy(shape: ClusterShape) -> dict[str, Any]:
                 {"from": [{"podSelector": {"matchLabels": {"ray.io/cluster": shape.name}}}]},
                 {"from": [operator], "ports": _ports(DASHBOARD_PORT, AGENT_PORT)},
                 {"from": [prometheus], "ports": _ports(METRICS_PORT)},
-                {"from": [{"podSelector": {}}], "ports": _ports(CONSOLE_PORT)},
+                {"from": [{"podSelector": {}}], "ports": _ports(*for_pods)},
             ],
         },
     }
@@ -112,7 +114,8 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
         "claims.yaml": claims(shape),
         "settings.yaml": [settings_map(shape)],
         "raymq.yaml": [ray_cluster(shape)],
-        "console.yaml": [console_service(shape)],
+        "console.yaml": [head_service(shape, "console", CONSOLE_PORT)],
+        **({"gateway.yaml": [head_service(shape, "gateway", GATEWAY_PORT)]} if shape.gateway else {}),
         "network.yaml": [network_policy(shape)],
     }
     kustomization = {
@@ -158,6 +161,8 @@ def _command(shape: ClusterShape) -> str:
         options += f" --image {shape.image}"
     if shape.storage_class:
         options += f" --storage-class {shape.storage_class}"
+    if shape.gateway:
+        options += " --gateway"
     return "raymq k8s render " + options + "".join(f" --zone {zone}" for zone in shape.zones)
 
 

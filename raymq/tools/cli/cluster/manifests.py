@@ -66,6 +66,7 @@ def k8s() -> None:
 @click.option("--image", default="raymq:0.2.0", show_default=True, help="Image of all pods, built by the Dockerfile.")
 @click.option("--storage-class", help="Storage class of the volumes. Default: the cluster's.")
 @click.option("--zone", "zones", multiple=True, help="Zone for stores; repeatable.")
+@click.option("--gateway", is_flag=True, help="Also serve clients of RocketMQ 5 in all pods of the namespace.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -74,16 +75,23 @@ def k8s() -> None:
     help="Directory to write to.",
 )
 def render(
-    stores: int, size: str, name: str, image: str, storage_class: str | None, zones: tuple[str, ...], output: Path
+    stores: int,
+    size: str,
+    name: str,
+    image: str,
+    storage_class: str | None,
+    zones: tuple[str, ...],
+    gateway: bool,
+    output: Path,
 ) -> CommandResult:
-    """Write the RayCluster, volume claims, settings, Service, NetworkPolicy, monitoring and Dockerfile.
+    """Write the RayCluster, volume claims, settings, Services, NetworkPolicy, monitoring and Dockerfile.
 
     Example: raymq k8s render --stores 3 --size 200Gi && kubectl apply --kustomize k8s
     """
     from raymq.tools.kubernetes.cluster_shape import ClusterShape
     from raymq.tools.kubernetes.render import render as write
 
-    return _written(write(ClusterShape(name, image, stores, size, storage_class, zones), output))
+    return _written(write(ClusterShape(name, image, stores, size, storage_class, zones, gateway), output))
 
 
 def _written(files: Iterable[Path]) -> CommandResult:

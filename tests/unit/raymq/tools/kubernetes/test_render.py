@@ -34,7 +34,15 @@ from tests.unit.raymq.tools.kubernetes.strict_schema import SCHEMAS
 ROOT = Path(__file__).parents[5]
 SHAPES = {"k8s": ClusterShape(), "k8s/one-store": ClusterShape(stores=1)}
 OTHERS = [
-    ClusterShape(stores=5, zones=("a", "b"), storage_class="fast", name="other", image="registry/raymq:2", size="1Ti")
+    ClusterShape(
+        stores=5,
+        zones=("a", "b"),
+        storage_class="fast",
+        name="other",
+        image="registry/raymq:2",
+        size="1Ti",
+        gateway=True,
+    )
 ]
 
 each_shape = pytest.mark.parametrize("shape", [*SHAPES.values(), *OTHERS], ids=lambda shape: f"{shape.stores} stores")
@@ -205,8 +213,26 @@ def test_the_console_is_where_its_service_leads(shape: ClusterShape) -> None:
     console = ClusterSettings.model_validate(yaml.safe_load(settings["data"]["raymq.yaml"])).console
     assert console.enable
     assert not console.is_loopback
-    [service] = of_kind(shape, "Service")
+    service = services(shape)["console"]
     assert [port["targetPort"] for port in service["spec"]["ports"]] == [console.port]
+
+
+def services(shape: ClusterShape) -> dict[str, dict[str, Any]]:
+    """Return the Services of a cluster, by the name of the port to which each leads."""
+    return {one["spec"]["ports"][0]["name"]: one for one in of_kind(shape, "Service")}
+
+
+@each_shape
+def test_the_gateway_is_where_its_service_leads_if_the_cluster_has_one(shape: ClusterShape) -> None:
+    [settings] = of_kind(shape, "ConfigMap")
+    gateway = ClusterSettings.model_validate(yaml.safe_load(settings["data"]["raymq.yaml"])).gateway
+    assert gateway.enable == shape.gateway == ("gateway" in services(shape))
+    if shape.gateway:
+        service = services(shape)["gateway"]
+        assert (service["metadata"]["name"], service["spec"]["type"]) == (f"{shape.name}-gateway", "ClusterIP")
+        assert [port["targetPort"] for port in service["spec"]["ports"]] == [gateway.port]
+        assert "--gateway" in rendered_files(shape)["gateway.yaml"].splitlines()[0]
+        assert "gateway.yaml" in rendered_files(shape)["kustomization.yaml"]
 
 
 @each_shape
@@ -214,8 +240,8 @@ def test_ports_have_one_meaning(shape: ClusterShape) -> None:
     """Each port that a Service, the PodMonitor or the NetworkPolicy names is a port that a container opens."""
     [head, *others] = groups(shape)
     opened = {port["name"]: port["containerPort"] for port in container(head)["ports"]}
-    [service] = of_kind(shape, "Service")
-    assert service["spec"]["ports"][0]["targetPort"] == opened["console"]
+    for name, service in services(shape).items():
+        assert service["spec"]["ports"][0]["targetPort"] == opened[name]
     [monitor] = of_kind(shape, "PodMonitor")
     name = monitor["spec"]["podMetricsEndpoints"][0]["port"]
     for group in others:
@@ -223,6 +249,7 @@ def test_ports_have_one_meaning(shape: ClusterShape) -> None:
     [policy] = of_kind(shape, "NetworkPolicy")
     allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
     assert {opened["console"], opened[name], opened["dashboard"]} <= allowed
+    assert (opened.get("gateway") in allowed) == shape.gateway
 
 
 @each_shape
