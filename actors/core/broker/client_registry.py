@@ -83,8 +83,8 @@ class ClientRegistry:
         self.expire(now_s)
         found = [
             ConsumerConnection(
-                *(client.client_id, client.host, client.pid, consumer, now_s - seen_s),
-                *(client.node, client.language, client.version),
+                *(client.client_id, client.host, client.pid, consumer, now_s - seen_s, client.node),
+                *((consumer.language, consumer.version) if consumer.language else (client.language, client.version)),
             )
             for client, seen_s in self._clients.values()
             for consumer in client.consumers

@@ -23,6 +23,7 @@ ConsumeType = Literal["PUSH", "PULL", "POP"]
 class ConsumerData:
     """One consumer of a client. `subscriptions`: maps a topic to its tag expression. `member`: the consumer's member
     name in its group, or empty. `since_ms`: the consumer's start, in ms since 1970 by the client's clock (0: unknown).
+    `language` and `version`: the library of a consumer that a gateway announces; empty for the client's own library.
     """
 
     group: str
@@ -32,6 +33,8 @@ class ConsumerData:
     consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     member: str = ""
     since_ms: int = field(default=0, compare=False)
+    language: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ class ProducerConnection:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConnection:
-    """A consumer of a group, with its client. `silent_s`: seconds since the client's last heartbeat. The other fields
-    have the same meaning as in ClientHeartbeat."""
+    """A consumer of a group, with its client. `silent_s`: seconds since the client's last heartbeat. `language` and
+    `version`: the consumer's library. The other fields have the same meaning as in ClientHeartbeat."""
 
     client_id: str
     host: str

@@ -180,7 +180,7 @@ class ClientCalls:
         self._access.require(call, *consumes(group, *topics))
         config = await self._cluster.group_config(group)
         answer = consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
-        self._members.announce(client_id, group, topics)
+        self._members.announce(client_id, group, topics, settings.user_agent)
         return group, answer
 
     async def _any_ordered(self, config: GroupConfig, topics: Iterable[str]) -> bool:

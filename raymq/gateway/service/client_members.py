@@ -23,6 +23,7 @@ from raymq.gateway.clients.access import GatewayAccess, consumes
 from raymq.gateway.clients.command_streams import CommandStream, CommandStreams
 from raymq.gateway.convert.outgoing import outgoing
 from raymq.gateway.service.cluster import Announcer
+from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.records.format.decode import decode_record
@@ -32,6 +33,8 @@ MEMBERS_MAX: Final = 1000
 """Maximum number of consumers that one gateway process announces to brokers. A heartbeat contains all of them."""
 MEMBER_ANSWER_S: Final = 5.0
 """Time in seconds for which a question waits for a client's answer."""
+VERSION_CHARS_MAX: Final = 64
+"""Maximum length of the version of a client's library. A longer version is cut."""
 LOOP_MARGIN_S: Final = 5.0
 """Time in seconds for which a thread waits for a busy event loop, in addition to MEMBER_ANSWER_S."""
 _STATUSES: Final = {
@@ -134,11 +137,19 @@ class ClientMembers:
         self._announcer, self._access, self._streams = announcer, access, streams
         self._members: dict[str, ClientMember] = {}
 
-    def announce(self, client_id: str, group: str, subscriptions: dict[str, tuple[wire.Resource, str]]) -> None:
+    def announce(
+        self, client_id: str, group: str, subscriptions: dict[str, tuple[wire.Resource, str]], library: wire.UA
+    ) -> None:
         """Announce a consumer, or its new subscriptions: the client's name and the expression of each stored topic.
-        Beyond MEMBERS_MAX consumers, a new one is not announced; it consumes like the others."""
+        `library`: the client's language and version. Beyond MEMBERS_MAX consumers, a new one is not announced; it
+        consumes like the others."""
         expressions = {topic: text for topic, (_, text) in subscriptions.items()}
-        data = ConsumerData(group, "POP", expressions, member=client_id)
+        data = ConsumerData(
+            *(group, "POP", expressions),
+            member=client_id,
+            language=language_name(library.language),
+            version=library.version[:VERSION_CHARS_MAX],
+        )
         known = self._members.get(client_id)
         if known is not None and known.data == data:
             return

@@ -269,12 +269,16 @@ def _config_result(config: GroupConfig) -> CommandResult:
 @command(group, "members")
 @group_argument
 def group_members(admin: Admin, group_name: str) -> CommandResult:
-    """Show a group's consumers and the hosts where they run. Example: raymq group members billing"""
+    """Show a group's consumers, the hosts where they run, and their libraries. Example: raymq group members billing"""
+    names = ["client", "member", "host", "pid", "language", "version", "type", "model", "silent_s"]
     rows = [
-        [c.client_id, c.host, c.pid, c.consumer.consume_type, c.consumer.message_model.value, round(c.silent_s, 1)]
+        [
+            *(c.client_id, c.consumer.member, c.host, c.pid, c.language, c.version),
+            *(c.consumer.consume_type, c.consumer.message_model.value, round(c.silent_s, 1)),
+        ]
         for c in admin.consumer_connections(group_name)
     ]
-    return rows_result("members", ["client", "host", "pid", "type", "model", "silent_s"], rows)
+    return rows_result("members", names, rows)
 
 
 @command(group, "stats")

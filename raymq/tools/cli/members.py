@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @command(group, "connections")
 @group_argument
 def group_connections(admin: Admin, group_name: str) -> CommandResult:
-    """Show a group's live members: client, node, version, subscriptions, and start time.
+    """Show a group's live members: client, node, library, subscriptions, and start time.
 
     Example: raymq group connections billing
     """
@@ -53,7 +53,7 @@ def group_connections(admin: Admin, group_name: str) -> CommandResult:
         for one in found
     ]
     now_ms = time.time_ns() // 1_000_000
-    names = ["client", "member", "node", "raymq", "type", "model", "subscriptions", "for", "silent_s"]
+    names = ["client", "member", "node", "library", "type", "model", "subscriptions", "for", "silent_s"]
     cells = [
         [
             *(row["client"], row["member"], str(row["node"])[:8], f"{row['language']} {row['version']}"),

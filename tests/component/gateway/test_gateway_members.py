@@ -12,10 +12,10 @@ from raymq.common.errors import InvalidArgumentError, RaymqError, RequestTimeout
 from raymq.common.members.questions import Answers
 from raymq.common.message import Message
 from raymq.gateway.service import client_members
-from raymq.gateway.service.client_members import ClientMember
+from raymq.gateway.service.client_members import VERSION_CHARS_MAX, ClientMember
 from raymq.gateway.service.connected_clients import STREAM_EXPIRED_S
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import ClientType, Code, FilterType
+from raymq.gateway.wire.enums import ClientType, Code, FilterType, Language
 from raymq.records.format.encode import encode_batch
 from tests.support.clients.fakes import FakeStore, topic_route
 from tests.support.clients.producers import Clock, producers_of_fakes
@@ -68,7 +68,11 @@ def settings(expression: str = "paid", topic: str = "orders") -> wire.TelemetryC
     entry = wire.SubscriptionEntry(topic=wire.Resource(name=topic), expression=wanted)
     subscription = wire.Subscription(group=BILLING, subscriptions=[entry])
     return wire.TelemetryCommand(
-        settings=wire.Settings(client_type=ClientType.PUSH_CONSUMER, subscription=subscription)
+        settings=wire.Settings(
+            client_type=ClientType.PUSH_CONSUMER,
+            subscription=subscription,
+            user_agent=wire.UA(language=Language.JAVA, version="5.0.7" + "x" * VERSION_CHARS_MAX),
+        )
     )
 
 
@@ -97,6 +101,7 @@ def test_a_consumer_is_a_member_of_its_group_until_it_has_gone(gateway: Gateway)
         data = gateway.announcer.members[gateway.member]
         assert (data.group, data.member, data.consume_type) == ("billing", "client-1", "POP")
         assert dict(data.subscriptions) == {"orders": "paid"}
+        assert (data.language, data.version) == ("JAVA", ("5.0.7" + "x" * 64)[:64])
         for expression, announced in (("paid", 1), ("late", 2)):
             await stream.write(settings(expression))
             await stream.read()

@@ -130,8 +130,11 @@ async def members_json(request: Request) -> Response:
     members = [
         {
             "client": one.client_id,
+            "member": one.consumer.member,
             "host": one.host,
             "pid": one.pid,
+            "language": one.language,
+            "version": one.version,
             "type": one.consumer.consume_type,
             "model": one.consumer.message_model.value,
             "silent_s": round(one.silent_s, 1),

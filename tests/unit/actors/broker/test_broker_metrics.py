@@ -183,6 +183,14 @@ def test_clients(world, ray_metrics):
     assert ray_metrics.value("raymq_consumer_connections", consumer_group="g", consume_mode="push") == 3
 
 
+def test_versions_of_other_libraries_are_no_labels(world, ray_metrics):
+    datas = [ConsumerData("g", "POP", language="JAVA", version=f"5.0.{n}") for n in range(3)]
+    world.clients = Clients([], [ConsumerConnection("c", "h", 1, data, 0.0) for data in datas])
+    world.metrics.report(world.reporter)
+    labels = {"consumer_group": "g", "language": "JAVA", "version": "other"}
+    assert ray_metrics.value("raymq_consumer_connections", **labels) == 3
+
+
 def test_creations_are_timed(world, ray_metrics):
     with world.monitor.creations.measure(TOPIC_CREATION):
         pass

@@ -24,6 +24,14 @@ def test_clients_are_listed_by_group_with_their_heartbeats():
     assert registry.consumers(2.0, "nobody") == []
 
 
+def test_a_consumer_has_the_library_of_its_client_or_its_own():
+    java = ConsumerData("billing", "POP", member="java-1", language="JAVA", version="5.0.7")
+    registry = ClientRegistry()
+    registry.heartbeat(ClientHeartbeat("gateway", "10.0.0.1", 7, consumers=(BILLING, java), version="0.2.0"), 0.0)
+    found = registry.consumers(0.0, "billing")
+    assert [(one.language, one.version) for one in found] == [("PYTHON", "0.2.0"), ("JAVA", "5.0.7")]
+
+
 def test_a_heartbeat_replaces_the_previous_heartbeat():
     registry = ClientRegistry()
     registry.heartbeat(beat("a", ["shop"], [BILLING, AUDIT]), 0.0)

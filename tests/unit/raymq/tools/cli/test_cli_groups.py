@@ -10,6 +10,7 @@ import pytest
 
 from raymq.client.admin.groups import NewOffsets
 from raymq.common.message import MessageQueue
+from raymq.common.protocol.clients import ConsumerConnection, ConsumerData
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -53,6 +54,14 @@ class Admin:
         self.asked.append((group, changes))
         return GroupConfig(group, **changes)
 
+    def consumer_connections(self, group: str) -> list[ConsumerConnection]:
+        own = ConsumerData(group, "PULL", member="pull-1")
+        java = ConsumerData(group, "POP", member="java-1", language="JAVA", version="5.0.7")
+        return [
+            ConsumerConnection("c1", "h", 1, own, 0.5, version="0.2.0"),
+            ConsumerConnection("gateway", "h", 2, java, 0.5, language="JAVA", version="5.0.7"),
+        ]
+
     def group_config(self, group: str) -> GroupConfig:
         return GroupConfig(group)
 
@@ -78,6 +87,15 @@ def test_a_group_is_described_with_its_lag_in_messages_and_in_time(run: Any) -> 
 def test_an_offset_is_reset_to_an_end_or_a_number(run: Any, admin: Admin, to: str, expected: dict[str, Any]) -> None:
     run("group", "reset-offset", "billing", "orders", "--to", to)
     assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": False, **expected})]
+
+
+def test_members_are_listed_with_their_libraries(run: Any) -> None:
+    members = json.loads(run("group", "members", "billing", "--json").output)["members"]
+    assert [(one["client"], one["member"], one["language"], one["version"]) for one in members] == [
+        ("c1", "pull-1", "PYTHON", "0.2.0"),
+        ("gateway", "java-1", "JAVA", "5.0.7"),
+    ]
+    assert "JAVA" in run("group", "connections", "billing").output
 
 
 def test_an_offset_is_reset_to_a_time_in_one_queue(run: Any, admin: Admin) -> None:
