@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -26,6 +23,7 @@ from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
 from tests.support.clients.producers import MakeProducer, producers_of_fakes
 from tests.support.gateway.fake_group_calls import FakeGroupCalls
 from tests.support.gateway.gateway_client import ANSWER_S, FakeGroups, FakeTransactions, GatewayClient, gateway_of
+from tests.support.gateway.one_call import signed_headers
 from tests.support.stores.transactions import half_batch
 
 ORDERS, BILLING = wire.Resource(name="orders"), wire.Resource(name="billing")
@@ -48,10 +46,7 @@ def signed(user: str, secret: str | None = None, **more: str) -> tuple[tuple[str
     """Return the headers of a call that `user` signs."""
     if secret is None:
         secret = gateway_secret(next(one.key for one in USERS if one.name == user))
-    date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    signature = hmac.new(secret.encode(), date.encode(), hashlib.sha1).hexdigest()
-    text = f"MQv2-HMAC-SHA1 Credential={user}, SignedHeaders=x-mq-date-time, Signature={signature}"
-    return (("x-mq-client-id", "client-1"), ("x-mq-date-time", date), ("authorization", text), *more.items())
+    return (*signed_headers(user, secret), *more.items())
 
 
 class Gateway:

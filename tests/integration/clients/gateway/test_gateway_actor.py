@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import ray
 
@@ -23,15 +21,10 @@ from raymq.common.protocol.status import GatewayReport
 from raymq.gateway.convert.times import duration
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
-from raymq.gateway.wire.messages import CLASSES
-from raymq.gateway.wire.table import METHODS, SERVICE
+from tests.support.gateway.one_call import call_gateway
 from tests.support.history.waiting import eventually
 
 HOST = "127.0.0.1"
-ANSWER_S = 60.0
-METADATA = (("x-mq-client-id", "client-1"), ("x-mq-language", "PYTHON"))
-ALONE = [("grpc.use_local_subchannel_pool", 1)]
-"""The options of a channel with a connection of its own."""
 
 
 def free_port() -> int:
@@ -66,25 +59,10 @@ def launcher(mq: raymq.Client, tmp_path: Path) -> Iterator[Launcher]:
     found.stop()
 
 
-def call(port: int, name: str, request: Any) -> Any:
-    """Call a method of the gateway at a port in a connection of its own. Waits for the port to open."""
-    [method] = [one for one in METHODS if one.name == name]
-
-    async def run() -> Any:
-        async with grpc.aio.insecure_channel(f"{HOST}:{port}", ALONE) as channel:
-            kind = channel.unary_stream if method.streams_responses else channel.unary_unary
-            parse = CLASSES[method.response].FromString
-            stub = kind(f"/{SERVICE}/{name}", response_deserializer=parse)
-            answer = stub(request.SerializeToString(), metadata=METADATA, timeout=ANSWER_S, wait_for_ready=True)
-            return [one async for one in answer] if method.streams_responses else await answer
-
-    return asyncio.run(run())
-
-
 def send(port: int, topic: str, body: bytes) -> None:
     resource = wire.Resource(name=topic)
     sent = wire.Message(topic=resource, body=body, system_properties=wire.SystemProperties(message_id="01A"))
-    answer = call(port, "SendMessage", wire.SendMessageRequest(messages=[sent]))
+    answer = call_gateway(port, "SendMessage", wire.SendMessageRequest(messages=[sent]))
     assert answer.status.code == Code.OK, answer.status.message
 
 
@@ -96,7 +74,7 @@ def receive(port: int, topic: str, group: str) -> list[bytes]:
         invisible_duration=duration(60_000),
         long_polling_timeout=duration(5_000),
     )
-    return [one.message.body for one in call(port, "ReceiveMessage", request) if one.HasField("message")]
+    return [one.message.body for one in call_gateway(port, "ReceiveMessage", request) if one.HasField("message")]
 
 
 def gateways() -> tuple[GatewayReport, ...]:
@@ -133,7 +111,7 @@ def test_processes_of_one_node_share_a_port_and_a_used_port_is_an_error(launcher
     assert {one["listens"] for one in found} == {f"{HOST}:{port}"}
     os.kill(found[0]["pid"], signal.SIGKILL)
     # the other process serves, or the restarted one
-    answer = call(port, "Heartbeat", wire.HeartbeatRequest(client_type=1))
+    answer = call_gateway(port, "Heartbeat", wire.HeartbeatRequest(client_type=1))
     assert answer.status.code == Code.OK
     eventually(lambda: all(not one.error for one in gateways()), "two processes that serve")
     with socket.socket() as other:

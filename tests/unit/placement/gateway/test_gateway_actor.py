@@ -3,17 +3,12 @@ fake."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from placement.gateway import actor as module
@@ -25,14 +20,12 @@ from raymq.common.names import GatewayName
 from raymq.gateway.front.server import GrpcFront
 from raymq.gateway.service.service import GatewayService
 from raymq.gateway.wire.enums import ClientType, Code, Language
-from raymq.gateway.wire.messages import HeartbeatRequest, HeartbeatResponse
-from raymq.gateway.wire.table import SERVICE
+from raymq.gateway.wire.messages import HeartbeatRequest
 from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User, UserType, gateway_secret, make_user
+from tests.support.gateway.gateway_client import HOST, METADATA
+from tests.support.gateway.one_call import Headers, call_gateway, signed_headers
 from tests.support.history.waiting import eventually
-
-HOST = "127.0.0.1"
-ANSWER_S = 60.0
 
 
 class FakeCluster:
@@ -116,19 +109,10 @@ def started() -> Iterator[Any]:
         gateway.close()
 
 
-def heartbeat(port: int, *headers: tuple[str, str]) -> int:
+def heartbeat(port: int, metadata: Headers = METADATA) -> int:
     """Send a heartbeat to the gateway at a port, and return the code of the answer."""
-
-    async def call() -> int:
-        async with grpc.aio.insecure_channel(f"{HOST}:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stub = channel.unary_unary(f"/{SERVICE}/Heartbeat", response_deserializer=HeartbeatResponse.FromString)
-            request = HeartbeatRequest(client_type=ClientType.PRODUCER).SerializeToString()
-            metadata = (("x-mq-client-id", "client-1"), *headers)
-            answer = await stub(request, metadata=metadata, timeout=ANSWER_S, wait_for_ready=True)
-            code: int = answer.status.code
-            return code
-
-    return asyncio.run(call())
+    code: int = call_gateway(port, "Heartbeat", HeartbeatRequest(client_type=ClientType.PRODUCER), metadata).status.code
+    return code
 
 
 def failure(gateway: Gateway) -> RaymqError | None:
@@ -246,10 +230,7 @@ def test_a_gateway_with_access_control_requires_users_and_counts_the_processes(
     gateway = started(port)
     gateway.describe()
     assert heartbeat(port) == Code.UNAUTHORIZED
-    date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    signature = hmac.new(gateway_secret(shop.key).encode(), date.encode(), hashlib.sha1).hexdigest()
-    text = f"MQv2-HMAC-SHA1 Credential=shop, SignedHeaders=x-mq-date-time, Signature={signature}"
-    assert heartbeat(port, ("x-mq-date-time", date), ("authorization", text)) == Code.OK
+    assert heartbeat(port, signed_headers("shop", gateway_secret(shop.key))) == Code.OK
     eventually(lambda: gateway._processes == 2, "two counted gateway processes")
 
 
