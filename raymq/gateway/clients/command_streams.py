@@ -53,7 +53,8 @@ class CommandStream:
         """
         if not self.offer(command):
             raise SystemBusyError(f"client {self.client_id!r} does not read its commands")
-        answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
+        self._asked[nonce] = answer
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer

@@ -98,8 +98,8 @@ class ClientMember:
         took_ms = (time.monotonic() - begun_s) * 1000
         if status.code not in _STATUSES:
             raise InvalidArgumentError(f"the client refused the message: {status.message or f'code {status.code}'}")
-        error = "" if status.code == Code.OK else status.message
-        return DirectConsumption(client_id, self.data.member, _STATUSES[Code(status.code)], error, took_ms)
+        reason = "" if status.code == Code.OK else status.message
+        return DirectConsumption(client_id, self.data.member, _STATUSES[Code(status.code)], reason, took_ms)
 
     def _stacks(self) -> tuple[ThreadStack, ...]:
         nonce = secrets.token_hex(8)
