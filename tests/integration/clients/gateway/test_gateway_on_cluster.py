@@ -14,7 +14,7 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.convert.times import duration, millis, timestamp
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code, FilterType, MessageType, QueryOffsetPolicy, TransactionResolution
+from raymq.gateway.wire.enums import Code, FilterType, Language, MessageType, QueryOffsetPolicy, TransactionResolution
 from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient, served
 
 SEND_TIMEOUT_S = 30.0
@@ -234,14 +234,17 @@ def test_an_administrator_asks_a_client_of_a_gateway(mq: raymq.Client) -> None:
         stream = client.method("Telemetry")(metadata=METADATA, timeout=ANSWER_S)
         entry = wire.SubscriptionEntry(topic=topic, expression=wire.FilterExpression(expression="*"))
         subscription = wire.Subscription(group=group, subscriptions=[entry])
-        await stream.write(wire.TelemetryCommand(settings=wire.Settings(subscription=subscription)))
+        library = wire.UA(language=Language.JAVA, version="5.0.7")
+        settings = wire.Settings(subscription=subscription, user_agent=library)
+        await stream.write(wire.TelemetryCommand(settings=settings))
         assert (await stream.read()).status.code == Code.OK
 
-        def members() -> list[str]:
-            return [one.member for one in mq.admin.consumer_connections("gateway-asked-g")]
+        def members() -> list[tuple[str, str, str]]:
+            found = mq.admin.consumer_connections("gateway-asked-g")
+            return [(one.consumer.member, one.language, one.version) for one in found]
 
         async with asyncio.timeout(ANSWER_S):
-            while "client-1" not in await asyncio.to_thread(members):
+            while ("client-1", "JAVA", "5.0.7") not in await asyncio.to_thread(members):
                 await asyncio.sleep(0.1)
         asked = asyncio.create_task(asyncio.to_thread(mq.admin.running_info, "gateway-asked-g", stacks=True))
         nonce = (await stream.read()).print_thread_stack_trace_command.nonce
