@@ -27,39 +27,59 @@ def shared_port(port: int, owner: str, folder: Path, timeout_s: float = CLAIM_TI
     """Hold the port `port` of this machine for the processes of `owner`. `folder`: the directory of the lock's file.
 
     Raises ConfigError if processes of another owner hold the port for longer than `timeout_s`, or if the file cannot be
-    opened. The end of the process releases the port, too.
+    opened. The end of the process releases the port, too. The last process that releases the port deletes the file; a
+    process that is killed leaves it.
     """
     file = folder / f"raymq-gateway-{os.getuid()}-{port}"
+    deadline_s = time.monotonic() + timeout_s
+    while (descriptor := _claimed(file, owner.encode())) is None:
+        if time.monotonic() > deadline_s:
+            raise ConfigError(
+                f"port {port} belongs to the gateway of another raymq on this machine: set gateway.port to another "
+                "port, or stop that gateway (raymq gateway stop)"
+            )
+        time.sleep(CLAIM_INTERVAL_S)
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot reserve the gateway's port {port}: {error}") from None
-    try:
-        deadline_s = time.monotonic() + timeout_s
-        while not _claimed(descriptor, owner.encode()):
-            if time.monotonic() > deadline_s:
-                raise ConfigError(
-                    f"port {port} belongs to the gateway of another raymq on this machine: set gateway.port to another "
-                    "port, or stop that gateway (raymq gateway stop)"
-                )
-            time.sleep(CLAIM_INTERVAL_S)
         yield
     finally:
+        # without another holder, nobody needs the file
+        if _locked(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, file):
+            file.unlink()
         os.close(descriptor)
 
 
-def _claimed(descriptor: int, owner: bytes) -> bool:
-    """Try to get a shared lock on the file, with `owner` as its text. Without a holder, the text is written first."""
-    if _locked(descriptor, fcntl.LOCK_EX):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner, 0)
-    # The kernel may give the file to another process between the two locks. So the text is read under the second lock.
-    if not _locked(descriptor, fcntl.LOCK_SH):
+def _claimed(file: Path, owner: bytes) -> int | None:
+    """Try to get a shared lock on the file, with `owner` as its text. Without a holder, the text is written first.
+    Returns the open file; None if another owner holds it, or if another process deletes it now."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot reserve the gateway's port with the file {file}: {error}") from None
+    try:
+        if _locked(descriptor, fcntl.LOCK_EX):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, owner, 0)
+        # The kernel may give the file to another process between the two locks. So the text is read under the second
+        # lock.
+        if (
+            _locked(descriptor, fcntl.LOCK_SH)
+            and os.pread(descriptor, len(owner) + 1, 0) == owner
+            and _is_at(descriptor, file)
+        ):
+            found, descriptor = descriptor, -1
+            return found
+        return None
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Return whether an open file is still the file at its path: another process may have deleted it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat(follow_symlinks=False))
+    except FileNotFoundError:
         return False
-    if os.pread(descriptor, len(owner) + 1, 0) == owner:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
 
 
 def _locked(descriptor: int, kind: int) -> bool:

@@ -293,9 +293,11 @@ def test_the_limit_of_a_body_is_the_stores_own(gateway: Gateway) -> None:
 )
 def test_illegal_settings_end_the_stream(gateway: Gateway, command: wire.TelemetryCommand) -> None:
     async def scenario(client: GatewayClient) -> None:
-        for metadata, sent in ((METADATA, command), ((), consumer_settings(Language.PYTHON))):
+        # a stream without a client id ends before a request, which the client could then not write
+        for metadata, sent in ((METADATA, command), ((), None)):
             stream = client.method("Telemetry")(metadata=metadata, timeout=ANSWER_S)
-            await stream.write(sent)
+            if sent is not None:
+                await stream.write(sent)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stream.read()
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
