@@ -57,6 +57,12 @@ def _carry_out(request: dict[str, Any]) -> Any:
     action = request["action"]
     if action == "start":
         return _start(request)
+    if action == "gateways":
+        settings = ClusterSettings(**request["settings"])
+        _require_cluster()
+        # gateways, like all servers, get the users and the key of raymq's own actors from the process that starts them
+        access.prepare(settings.access, settings.data_dir)
+        return _start_gateways(settings)
     access.act_as_owner(request["settings"])
     if action == "console":
         return _start_console(ClusterSettings(**request["settings"]))
@@ -64,8 +70,6 @@ def _carry_out(request: dict[str, Any]) -> Any:
         from placement.console.actor import stop_console
 
         return stop_console()
-    if action == "gateways":
-        return _start_gateways(ClusterSettings(**request["settings"]))
     if action == "stop_gateways":
         return stop_actors(_progress, only=[name for name in running() if name.startswith(GATEWAY_PREFIX)])
     if action == "stop":

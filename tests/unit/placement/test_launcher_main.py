@@ -15,6 +15,7 @@ from placement import launch, launcher_main
 from placement.launcher_main import _log_bytes
 from placement.plan import make_plan
 from placement.replica_nodes import Node
+from raymq.common.config.access import AccessOptions
 from raymq.common.config.cluster import ClusterSettings
 
 
@@ -47,6 +48,23 @@ def test_a_start_starts_the_gateway_last_if_the_settings_ask_for_it(
     request: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "given": []}
     launcher_main._start(request)
     assert steps == ["servers", "console", *(["gateways"] if enable else [])]
+
+
+def test_a_gateway_of_its_own_command_gets_the_users_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    settings = ClusterSettings.model_validate(
+        {"data_dir": "/data", "access": {"enable": True, "super_secret_file": "/secret"}}
+    )
+
+    def prepare(options: AccessOptions, data_dir: Path) -> None:
+        assert (options, data_dir) == (settings.access, settings.data_dir)
+        steps.append("prepare")
+
+    monkeypatch.setattr(launcher_main.access, "prepare", prepare)
+    monkeypatch.setattr(launcher_main, "running", lambda: ["nameserver-0"])
+    monkeypatch.setattr(launcher_main, "_start_gateways", lambda settings: steps.append("gateways"))
+    launcher_main._carry_out({"action": "gateways", "settings": settings.model_dump(mode="json")})
+    assert steps == ["prepare", "gateways"]
 
 
 def test_a_process_that_stops_servers_loads_neither_their_code_nor_the_consoles():
