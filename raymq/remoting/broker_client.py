@@ -20,6 +20,7 @@ from raymq.common.protocol.group import CommitAnswer, GroupConfig, QueueOffset
 from raymq.common.protocol.pop import LeasedRange, ReceiveAnswer
 from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.async_lane_pool import AsyncLanePool
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane, open_anywhere
@@ -95,6 +96,30 @@ class BrokerClient:
         """Drop the cached broker description and close the idle lanes (direct socket connections). The next call opens
         a new lane."""
         self._lanes.drop()
+
+
+class AsyncBrokerClient:
+    """A client of one broker in one event loop. Any number of tasks may call at the same time, up to
+    ASYNC_CALLS_MAX (raymq.remoting.async_lane_pool); a call that waits holds no thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lanes = AsyncLanePool(ActorRef(name), name)
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call a method in LANE_RESULTS over a lane (direct socket connection), and return its result.
+
+        If the caller is cancelled, the call may run all the same. Raises the method's error. Raises RequestTimeoutError
+        or ServiceNotAvailableError if no answer arrives; the call may have run. Raises SystemBusyError if too many
+        calls are unanswered.
+        """
+        kind = LANE_RESULTS[method]
+        answer = await self._lanes.call(method, FrameKind.CALL, (encode_call(method, args),), timeout_s)
+        return decode_result(answer.payload, kind)
+
+    def close(self) -> None:
+        """Close the connections, and end all calls with an error. Idempotent."""
+        self._lanes.close()
 
 
 _clients: Final[dict[tuple[int, str], BrokerClient]] = {}

@@ -36,9 +36,9 @@ DESCRIBE_TIMEOUT_S: Final = 5.0
 OPEN_PATIENCE_S: Final = 5.0
 """Maximum time in seconds that one call spends on opening a lane (direct socket connection). After this time the call
 fails, and its caller may look for a new master."""
-_LANE_LOST: Final = (EOFError, OSError)
+LANE_LOST: Final = (EOFError, OSError)
 """The errors that a call over a lane (direct socket connection) raises if the lane breaks."""
-LANE_NOT_OPENED: Final = (*_LANE_LOST, LaneRefusedError)
+LANE_NOT_OPENED: Final = (*LANE_LOST, LaneRefusedError)
 """The errors that are raised if a lane (direct socket connection) cannot be opened."""
 ADVICE: Final = (
     "Open the firewalls between this node and that address, then run `raymq doctor`, which tests the lanes "
@@ -54,6 +54,17 @@ def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) ->
         f"{what}: cannot open a lane (connection for messages) to {name} at {address.place}, so nothing was sent "
         f"({reason or repr(reason)}). {ADVICE}"
     )
+
+
+def lane_broken(what: str, name: str, reason: Exception) -> ServiceNotAvailableError:
+    """Return the error for the call `what`, whose lane to the actor `name` broke. The call may have run."""
+    return ServiceNotAvailableError(f"the connection (lane) to {name} broke during the call {what} ({reason!r})")
+
+
+def warn_refused(name: str, error: Exception) -> None:
+    """Log that a server refuses this process's certificate, or does not use TLS. Other errors are not logged."""
+    if isinstance(error, TlsRefusedError):
+        rate_limited_log.warn(("server", name, str(error)), f"cannot open a lane to {name}: {error}")
 
 
 class Described(Protocol):
@@ -130,7 +141,7 @@ class LanePool(Generic[D, L]):
         try:
             description, lane = self._take(token, what, deadline_s)
             return over_lane(lane, left_s(deadline_s))
-        except _LANE_LOST as error:
+        except LANE_LOST as error:
             self._raise_lost(what, error)
         finally:
             self._in_use.discard(token)
@@ -154,7 +165,7 @@ class LanePool(Generic[D, L]):
                 self._in_use.add(token)
                 lane = self._idle.pop()
             return over_lane(lane, argument, timeout_s)
-        except _LANE_LOST as error:
+        except LANE_LOST as error:
             self._raise_lost(what, error)
         finally:
             self._in_use.discard(token)
@@ -211,10 +222,7 @@ class LanePool(Generic[D, L]):
         try:
             return self._open_lane(description, min(timeout_s, OPEN_TIMEOUT_S))
         except LANE_NOT_OPENED as error:
-            if isinstance(error, TlsRefusedError):
-                rate_limited_log.warn(
-                    ("server", self._name, str(error)), f"cannot open a lane to {self._name}: {error}"
-                )
+            warn_refused(self._name, error)
             self.drop()
             raise
 
@@ -241,6 +249,4 @@ class LanePool(Generic[D, L]):
             # callers catch OSError for broken connections.
             raise error
         self.drop()
-        raise ServiceNotAvailableError(
-            f"the connection (lane) to {self._name} broke during the call {what} ({error!r})"
-        ) from error
+        raise lane_broken(what, self._name, error) from error

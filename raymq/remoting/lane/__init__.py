@@ -36,5 +36,6 @@ A server may define other kinds. A WAIT replaces the earlier WAIT of its connect
 of one connection may be answered in any order.
 
 Modules: address (a server's address), handshake, frames, turns (which connection may send a large frame), connection
-and server (the server's end), client (the client's end), and the payloads in appends, reads, calls and log_chunks.
+and server (the server's end), client (the client's end, for threads), async_client (the client's end, for an event
+loop), and the payloads in appends, reads, calls and log_chunks.
 """

@@ -24,6 +24,7 @@ from raymq.remoting.lane.frames import (
     FLAG_ERROR,
     HEADER,
     Buffer,
+    Fields,
     decode_error,
     pack_header,
     unpack_header,
@@ -86,35 +87,29 @@ class Lane:
         # still refuse the client after the client's part of the TLS handshake has succeeded.
         except ssl.SSLError as error:
             self.close()
-            raise _tls_refused(error, address, rays_tls()) from error
+            raise tls_refused(error, address, rays_tls()) from error
         except BaseException:
             self.close()
             raise
 
     def _connect(self, address: LaneAddress, timeout_s: float) -> socket.socket:
-        if not address.port:
-            raise ConnectionRefusedError(
-                f"the server accepts connections from its own node only: {address.own_node_only}"
-            )
+        check_port(address)
         stream = socket.create_connection((address.host, address.port), timeout_s)
         try:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if address.tls:
-                files = rays_tls()
-                if files is None:
-                    raise ConnectionRefusedError("the server uses TLS, but RAY_USE_TLS is off in this process")
-                context = client_tls(files).current()
+                context, files = tls_of_client()
                 try:
                     return context.wrap_socket(stream)
                 except ssl.SSLError as error:
-                    raise _tls_refused(error, address, files) from error
+                    raise tls_refused(error, address, files) from error
             stream.settimeout(None)
         except TlsRefusedError:
             stream.close()
             raise
         except (OSError, KeyError) as error:
             stream.close()
-            raise ConnectionRefusedError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+            raise not_connected(address, error) from error
         return stream
 
     def _shake_hands(self, secret: bytes) -> None:
@@ -232,15 +227,13 @@ class Lane:
 
     def _receive_answer(self, deadline_s: float, *, of_any: bool) -> Answer | None:
         try:
-            _, _, flags, count, correlation, payload = self._receive_frame(deadline_s)
+            fields, payload = self._receive_frame(deadline_s)
         except BaseException:
             self.close()
             raise
-        if correlation != self._correlation and not of_any:
+        if fields[-1] != self._correlation and not of_any:
             return None
-        if flags & FLAG_ERROR:
-            raise decode_error(payload)
-        return Answer(flags, count, payload)
+        return answer_of(fields, payload)
 
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
         """Build a frame that the server does not answer. The caller passes the frame to `send` as the argument
@@ -279,7 +272,7 @@ class Lane:
 
     # Methods that receive and send frames (messages on a direct socket connection)
 
-    def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
+    def _receive_frame(self, deadline_s: float) -> tuple[Fields, memoryview]:
         """Receive one frame. The returned payload is a view of the lane's buffer or, if the payload is large, of a
         separate buffer."""
         self._fill(self._header_bytes, deadline_s)
@@ -294,14 +287,14 @@ class Lane:
             if self._have:
                 payload = memoryview(bytes(payload))
                 self._buffer[: self._have] = self._buffer[stop : stop + self._have]
-            return *fields, payload
+            return fields, payload
         large = memoryview(bytearray(size))
         have = self._have - start
         large[:have] = self._buffer[start : self._have]
         self._have = 0
         while have < size:
             have += self._receive(large[have:], deadline_s)
-        return *fields, large
+        return fields, large
 
     def _fill(self, size: int, deadline_s: float) -> None:
         """Receive bytes from the server until the buffer of this lane (direct socket connection) holds `size`
@@ -390,7 +383,35 @@ def timeval(timeout_s: float) -> bytes:
     return _TIMEVAL.pack(*divmod(int(timeout_s * 1e6) + 1, 1_000_000))
 
 
-def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
+def answer_of(fields: Fields, payload: memoryview) -> Answer:
+    """Return the answer that a frame carries. Raises the server's error, if the frame carries an error."""
+    _, _, flags, count, _ = fields
+    if flags & FLAG_ERROR:
+        raise decode_error(payload)
+    return Answer(flags, count, payload)
+
+
+def check_port(address: LaneAddress) -> None:
+    """Raise ConnectionRefusedError if the server accepts connections from its own node only."""
+    if not address.port:
+        raise ConnectionRefusedError(f"the server accepts connections from its own node only: {address.own_node_only}")
+
+
+def not_connected(address: LaneAddress, error: Exception) -> ConnectionRefusedError:
+    """Return the error to raise after connecting over TCP has failed with `error`."""
+    return ConnectionRefusedError(f"cannot connect to {address.host}:{address.port}: {error}")
+
+
+def tls_of_client() -> tuple[ssl.SSLContext, TlsFiles]:
+    """Return the TLS context of a new connection to a server that uses TLS, and the context's files. Raises
+    ConnectionRefusedError if this process does not use TLS, and KeyError or OSError if a file is missing."""
+    files = rays_tls()
+    if files is None:
+        raise ConnectionRefusedError("the server uses TLS, but RAY_USE_TLS is off in this process")
+    return client_tls(files).current(), files
+
+
+def tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
     """Return the error to raise after a TLS error during the handshake. If the server merely disconnected, return
     `error` unchanged."""
     if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -401,6 +422,7 @@ def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | No
 def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        enlarge_buffer(stream)
         stream.settimeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -414,8 +436,12 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
                     raise
                 time.sleep(BACKLOG_PAUSE_S)
         stream.settimeout(None)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     except OSError:
         stream.close()
         raise
     return stream
+
+
+def enlarge_buffer(stream: socket.socket) -> None:
+    """Enlarge the kernel's buffer for the bytes that a Unix socket sends."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)

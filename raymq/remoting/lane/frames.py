@@ -70,6 +70,48 @@ def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
     return length, kind, flags, count, correlation
 
 
+class ReceivedBytes:
+    """The received bytes of one connection that are not yet handled, and their split into frames. Pure.
+
+    `checked`: true if the frame headers have a CRC. `payload_max`: the maximum payload of a frame in bytes.
+    """
+
+    def __init__(self, *, checked: bool, payload_max: int) -> None:
+        self._checked, self._payload_max = checked, payload_max
+        self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
+        self._data = bytearray()
+
+    def add(self, data: Buffer) -> None:
+        """Add bytes that arrived."""
+        self._data += data
+
+    def take(self, size: int) -> bytes | None:
+        """Return the first `size` bytes, and remove them; None if fewer bytes are there."""
+        return self._cut(0, size) if len(self._data) >= size else None
+
+    def take_frame(self) -> tuple[Fields, bytes] | None:
+        """Return the header fields and the payload of the first frame, and remove the frame; None if the frame is not
+        complete.
+
+        Raises ProtocolError if the header's CRC is wrong, or if the payload is longer than `payload_max`.
+        """
+        start = self._header_bytes
+        if len(self._data) < start:
+            return None
+        fields = unpack_header(self._data, 0, checked=self._checked)
+        size = fields[0]
+        if size > self._payload_max:
+            raise ProtocolError(f"a received frame has {size} bytes; at most {self._payload_max} are allowed")
+        return (fields, self._cut(start, start + size)) if len(self._data) >= start + size else None
+
+    def _cut(self, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop`, and remove all bytes before `stop`."""
+        with memoryview(self._data) as view:
+            found = bytes(view[start:stop])
+        del self._data[:stop]
+        return found
+
+
 _ERRORS: Final[Mapping[str, type[RaymqError]]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RaymqError)
 }
