@@ -3,9 +3,10 @@ moment."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from raymq.common.errors import RaymqError
@@ -39,6 +40,25 @@ def left_s(deadline_s: float) -> float:
     return max(0.1, deadline_s - time.monotonic())
 
 
+class Persistence:
+    """Decides how long one caller repeats a call that is safe to repeat: while the call raises retryable errors, until
+    `deadline_s`, a time of `time.monotonic`'s clock."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s, self._backoff = deadline_s, Backoff()
+
+    @property
+    def left_s(self) -> float:
+        """The timeout of the next attempt, in seconds."""
+        return left_s(self._deadline_s)
+
+    def pause_s(self, error: RaymqError) -> float | None:
+        """Return the pause, in seconds, before the call is repeated after an error; None if it must not be repeated.
+        The pause is at least as long as the server requests in its error."""
+        pause_s = max(self._backoff.next(), error.retry_after_s or 0.0)
+        return None if not error.retryable or time.monotonic() + pause_s >= self._deadline_s else pause_s
+
+
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     """Call `call` with the remaining seconds, and repeat the call while it raises retryable errors and the deadline has
     not passed. Raises the last error.
@@ -46,12 +66,25 @@ def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     The pause before a retry is at least as long as the server requests in its error. Use this function only for calls
     that are safe to repeat. `deadline_s`: the deadline, a time of `time.monotonic`'s clock.
     """
-    backoff = Backoff()
+    persistence = Persistence(deadline_s)
     while True:
         try:
-            return call(left_s(deadline_s))
+            return call(persistence.left_s)
         except RaymqError as error:
-            pause_s = max(backoff.next(), error.retry_after_s or 0.0)
-            if not error.retryable or time.monotonic() + pause_s >= deadline_s:
+            pause_s = persistence.pause_s(error)
+            if pause_s is None:
                 raise
             time.sleep(pause_s)
+
+
+async def persist_in_loop(deadline_s: float, call: Callable[[float], Awaitable[T]]) -> T:
+    """Await `call`, with retries as in `persist_until`. The pauses do not block the event loop."""
+    persistence = Persistence(deadline_s)
+    while True:
+        try:
+            return await call(persistence.left_s)
+        except RaymqError as error:
+            pause_s = persistence.pause_s(error)
+            if pause_s is None:
+                raise
+            await asyncio.sleep(pause_s)

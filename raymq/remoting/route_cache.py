@@ -83,13 +83,23 @@ class RouteCache:
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None and not cached.invalidated:
-                if time.monotonic() >= cached.valid_until_s:
-                    self._refresh_later(topic)
-                return cached.route
+                return self._usable(topic, cached)
         try:
             return self._refresh(topic, cached)
         except TopicNotExistError:
             raise TopicNotExistError(topic, self._nearest(topic)) from None
+
+    def cached(self, topic: str) -> TopicRoute | None:
+        """Return the topic's route as `get` does, but None if `get` would wait for a NameServer. Does not block."""
+        with self._lock:
+            cached = self._cache.get(topic)
+            return None if cached is None or cached.invalidated else self._usable(topic, cached)
+
+    def _usable(self, topic: str, cached: _Cached) -> TopicRoute:
+        """Return a cached route, and refresh it later if it is old. The caller holds the lock."""
+        if time.monotonic() >= cached.valid_until_s:
+            self._refresh_later(topic)
+        return cached.route
 
     def _nearest(self, topic: str) -> tuple[str, ...]:
         """Return the names of the topics that a user who wrote `topic` may have meant. If no NameServer returns its

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from raymq.client.consumer.simple.pop_calls import SETTLE_TIMEOUT_S, PopCalls
+from raymq.client.consumer.simple.pop_calls import PopCalls
+from raymq.client.consumer.simple.pop_steps import SETTLE_TIMEOUT_S
 from raymq.client.consumer.simple.received_message import ReceivedMessage, parts_of
 from raymq.client.consumer.simple.renewal import RENEWED_MIN_S, Renewer
 from raymq.client.consumer.simple.settings import SimpleSettings

@@ -95,6 +95,9 @@ class FakeRoutes:
     def __init__(self, *new: str) -> None:
         self.brokers, self.new = [BROKER], list(new)
 
+    def cached(self, topic: str) -> Any:
+        return None
+
     def wait(self, topic: str, timeout_s: float) -> Any:
         queues = [MessageQueue(topic, name, 0) for name in self.brokers]
         return SimpleNamespace(queues=queues, all_queues=queues, subscribe_queues=queues)
