@@ -19,6 +19,7 @@ from raymq.common.protocol.group import GroupConfig, is_ordered
 from raymq.gateway.calls import BothStreams, CallContext, Handlers, StreamRefusedError
 from raymq.gateway.clients.access import GatewayAccess, consumes, sends
 from raymq.gateway.clients.command_streams import TOPICS_MAX, CommandStream, CommandStreams
+from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.statuses import ok
@@ -26,7 +27,6 @@ from raymq.gateway.convert.transactions import is_transactional
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.client_members import ClientMembers
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.receive_calls import ReceiveCalls
 from raymq.gateway.wire.enums import ClientType
 from raymq.gateway.wire.messages import (

@@ -9,14 +9,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
 from raymq.client.client import Client
 from raymq.client.consumer.queue_calls import QueueCalls
-from raymq.client.consumer.simple.pop_calls import PopCalls
+from raymq.client.consumer.simple.async_pop_calls import AsyncPopCalls
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
@@ -30,14 +29,15 @@ from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
+from raymq.remoting.broker_client import AsyncBrokerClient
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 ROUTES_MAX: Final = 10_000
 """Maximum number of topics whose routes are kept. Beyond this number all are dropped."""
 CLUSTER_CALLS_MAX: Final = 16
 """Maximum number of threads that one gateway uses for blocking calls."""
-RECEIVES_MAX: Final = 128
-"""Maximum number of receives that wait at one gateway. Each needs a thread."""
+RECEIVES_MAX: Final = 4096
+"""Maximum number of receives that wait at one gateway. A receive that waits holds no thread."""
 GROUPS_OPEN_MAX: Final = 1000
 """Maximum number of consumer groups whose connections to brokers stay open."""
 
@@ -92,6 +92,8 @@ class GatewayCluster:
     `producer` sends for all clients; whoever made it closes it. `make_calls`: makes the calls of a consumer group, by
     the group's stored name and its namespace. `send_timeout_s`: the producer's timeout of a send. `max_body_bytes`: the
     maximum size of a body until `body_limit`, which may block, has returned the stores' limit.
+
+    `threads`: CLUSTER_CALLS_MAX threads for calls that block; a receive that waits needs none of them.
     """
 
     def __init__(
@@ -117,8 +119,9 @@ class GatewayCluster:
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
         """The calls of each group and namespace, the least recently used first."""
         self._receives = 0
-        self._calls = ThreadPoolExecutor(CLUSTER_CALLS_MAX, "gateway")
-        self._receivers = ThreadPoolExecutor(RECEIVES_MAX, "gateway-receive")
+        self._brokers: dict[str, AsyncBrokerClient] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self.threads = ThreadPoolExecutor(CLUSTER_CALLS_MAX, "gateway")
 
     async def route(self, topic: str, *, create: bool = False) -> TopicRoute:
         """Return a topic's route, at most ROUTE_VALID_S older than the client's route. `create`: create the topic if it
@@ -152,11 +155,19 @@ class GatewayCluster:
 
     async def call(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking call in one of CLUSTER_CALLS_MAX threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._calls, call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
 
-    def later(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Run a blocking call in a thread, without a result. A failure is logged."""
-        self._calls.submit(call, *arguments).add_done_callback(_log_failure)
+    def later(self, call: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine in a task of its own, without a result. A failure is logged."""
+        task = asyncio.get_running_loop().create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.warning("a call in the background failed: %s", error)
 
     def group_calls(self, group: str, namespace: Namespace) -> GroupCalls:
         """Return the calls of a consumer group. `group`: the stored name.
@@ -170,53 +181,38 @@ class GatewayCluster:
         self._group_calls.move_to_end(key)
         if len(self._group_calls) > GROUPS_OPEN_MAX:
             _, oldest = self._group_calls.popitem(last=False)
-            self.later(oldest.close)
+            self.later(self.call(oldest.close))
         return found
 
     async def receive(self, receive: PollingReceive) -> list[ReceivedMessage]:
-        """Run a receive in a thread. If the caller is cancelled, the receive ends within seconds, and its messages are
-        visible to other clients again.
+        """Run a receive. If the caller is cancelled, the receive ends within seconds, and its messages are visible to
+        other clients again.
 
         Raises SystemBusyError if RECEIVES_MAX receives are waiting.
         """
         if self._receives >= RECEIVES_MAX:
             raise SystemBusyError(f"{RECEIVES_MAX} receives are waiting at this gateway, its maximum")
         self._receives += 1
-        running = self._receivers.submit(receive.run)
-        running.add_done_callback(self._received_in(asyncio.get_running_loop()))
-        waiting = asyncio.wrap_future(running)
         try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            receive.gone.set()
-            # read the error, if there is one: otherwise asyncio logs an unread error
-            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
-            running.add_done_callback(lambda done: self._give_back(receive, done))
-            raise
-
-    def _received_in(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[list[ReceivedMessage]]], None]:
-        def count() -> None:
+            return await receive.run()
+        finally:
             self._receives -= 1
 
-        def ended(done: Future[list[ReceivedMessage]]) -> None:
-            # a loop that is closed counts no more receives
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(count)
-
-        return ended
-
-    @staticmethod
-    def _give_back(receive: PollingReceive, done: Future[list[ReceivedMessage]]) -> None:
-        """Give back the messages of a receive whose client has left. Runs in the receive's thread."""
-        if not done.cancelled() and done.exception() is None and done.result():
-            receive.give_back(done.result())
+    def broker(self, name: str) -> AsyncBrokerClient:
+        """Return the client of a broker, which the calls of all groups share."""
+        found = self._brokers.get(name)
+        if found is None:
+            found = self._brokers[name] = AsyncBrokerClient(name)
+        return found
 
     def close(self) -> None:
-        """Let the threads end after their calls, and close the calls of groups. Idempotent."""
-        self._receivers.shutdown(wait=False, cancel_futures=True)
+        """End the calls to brokers, let the threads end after their calls, and close the calls of groups.
+        Idempotent."""
+        for broker in self._brokers.values():
+            broker.close()
         while self._group_calls:
-            self._calls.submit(self._group_calls.popitem()[1].close)
-        self._calls.shutdown(wait=False)
+            self.threads.submit(self._group_calls.popitem()[1].close)
+        self.threads.shutdown(wait=False)
 
 
 def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -> GatewayCluster:
@@ -224,7 +220,14 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
     `send_timeout_s`: the timeout of `producer`, in seconds. The caller closes the client and the producer."""
 
     def make_calls(group: str, namespace: Namespace) -> GroupCalls:
-        return PopCalls(group, routes=client.routes, storages=client.storages, names=namespace)
+        return AsyncPopCalls(
+            group,
+            routes=client.routes,
+            storages=client.storages,
+            broker=cluster.broker,
+            threads=cluster.threads,
+            names=namespace,
+        )
 
     def body_limit() -> int:
         masters = [group.storages.get(MASTER_ID) for group in client.routes.brokers().values()]
@@ -232,15 +235,10 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
         return min([producer.max_message_size_bytes, *limits])
 
     transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
-    return GatewayCluster(
+    cluster = GatewayCluster(
         *(client.routes, client.admin, producer, make_calls, transactions, client.heartbeats),
         QueueCalls(client.routes, client.storages),
         send_timeout_s=send_timeout_s,
         body_limit=body_limit,
     )
-
-
-def _log_failure(done: Future[object]) -> None:
-    error = None if done.cancelled() else done.exception()
-    if error is not None:
-        logger.warning("a call in the background failed: %s", error)
+    return cluster

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Final
 
 from raymq.gateway.calls import AnswerStream, BothStreams, CallContext, Handlers, StreamRefusedError, UnaryCall
-from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.wire.enums import Code, Language
 from raymq.gateway.wire.messages import AckMessageResponse, HeartbeatResponse
 from raymq.telemetry.metrics.histogram import Histogram

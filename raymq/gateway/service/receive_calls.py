@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.simple.renewal import RENEW_TIMEOUT_S, DueLeases, Renewals
@@ -26,6 +26,7 @@ from raymq.common.errors import (
 from raymq.common.namespaces import Namespace
 from raymq.gateway.calls import AnswerStream, CallContext, Handlers
 from raymq.gateway.clients.access import GatewayAccess, consumes
+from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.convert.leases import invisible_time, lease_terms
 from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.outgoing import LeasedDelivery, outgoing
@@ -33,7 +34,7 @@ from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, 
 from raymq.gateway.convert.times import timestamp
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.service.gathered_acks import GatheredAcks
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.gateway.service.push_renewals import PushRenewals
 from raymq.gateway.wire import messages as wire
@@ -42,6 +43,8 @@ from raymq.gateway.wire.parsing import parse_request
 from raymq.gateway.wire.table import SERVICE
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLIENT_VERSION: Final = "x-mq-client-version"
 UNREADABLE_AGAIN_MS: Final = 5_000
@@ -63,6 +66,7 @@ class ReceiveCalls:
     ) -> None:
         self._cluster, self._access, self._clients, self._clock = cluster, access, clients, clock
         self.renewals = PushRenewals()
+        self._acks = GatheredAcks()
         self._waiting: dict[str, set[asyncio.Future[list[ReceivedMessage]]]] = {}
         """The receives of each client that wait for a message, by client id."""
 
@@ -114,10 +118,8 @@ class ReceiveCalls:
             now_ms = time.time_ns() // 1_000_000
             yield wire.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms)).SerializeToString()
         finally:
-            if receive is not None:
-                receive.gone.set()
-                if written < len(messages):
-                    self._cluster.later(receive.give_back, messages[written:])
+            if receive is not None and written < len(messages):
+                self._cluster.later(receive.give_back(messages[written:]))
 
     async def _until_ended(self, client_id: str, receive: PollingReceive) -> list[ReceivedMessage]:
         """Run a receive. Returns no message if the client ends, or if `end_receives` is called."""
@@ -130,7 +132,7 @@ class ReceiveCalls:
             if not running.done():
                 running.cancel()
             elif not running.cancelled() and running.exception() is None:
-                self._cluster.later(receive.give_back, running.result())
+                self._cluster.later(receive.give_back(running.result()))
             raise
         finally:
             waiting.discard(running)
@@ -151,7 +153,7 @@ class ReceiveCalls:
         self.end_receives(client_id)
         for calls, due in self.renewals.release(client_id):
             parts = list(due.leases.values())
-            self._cluster.later(calls.return_parts, due.broker_name, parts, GONE_AGAIN_MS)
+            self._cluster.later(calls.return_parts(due.broker_name, parts, GONE_AGAIN_MS))
 
     async def _begun(self, call: CallContext, request: wire.ReceiveMessageRequest) -> PollingReceive:
         """Check a receive, and return it ready to run."""
@@ -188,9 +190,7 @@ class ReceiveCalls:
     async def _renew(self, calls: GroupCalls, due: DueLeases, table: Renewals) -> int:
         sent_s, parts = self._clock(), list(due.leases.values())
         try:
-            results = await self._cluster.call(
-                calls.extend_once, due.broker_name, parts, due.invisible_ms, RENEW_TIMEOUT_S
-            )
+            results = await calls.extend_once(due.broker_name, parts, due.invisible_ms, RENEW_TIMEOUT_S)
         except RaymqError as error:
             logger.info("leases of group %s at broker %s were not renewed: %s", calls.group, due.broker_name, error)
             table.failed(due.leases, self._clock(), retryable=error.retryable)
@@ -207,7 +207,7 @@ class ReceiveCalls:
         try:
             return outgoing(message, request.message_queue.topic, delivery)
         except BodyUnreadableError:
-            self._cluster.later(receive.calls.change_invisible, [message], UNREADABLE_AGAIN_MS)
+            self._cluster.later(receive.calls.change_invisible([message], UNREADABLE_AGAIN_MS))
             return None
 
     # Calls that settle messages
@@ -247,9 +247,9 @@ class ReceiveCalls:
         return list(groups.values())
 
     async def _acked(self, calls: GroupCalls, topic: str, handles: Sequence[str]) -> wire.Status:
-        """Acknowledge handles in one call, and return their status."""
+        """Acknowledge handles, and return their status."""
         try:
-            await self._cluster.call(calls.ack_handles, topic, handles)
+            await self._acks.ack(calls, topic, handles)
             self.renewals.settle(calls.group, topic, handles)
         except InvalidArgumentError as error:
             return wire.Status(code=Code.INVALID_RECEIPT_HANDLE, message=str(error))
@@ -267,7 +267,7 @@ class ReceiveCalls:
         invisible_ms = invisible_time(request.invisible_duration)
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
-        [renewed] = await self._settled(calls.change_invisible_handles, topic, [handle], invisible_ms)
+        [renewed] = await self._settled(calls.change_invisible_handles(topic, [handle], invisible_ms))
         self.renewals.settle(group, topic, [handle])
         if renewed is None:
             raise CallRefusedError(
@@ -282,14 +282,15 @@ class ReceiveCalls:
         namespace, group, topic = self._places(call, request.group, request.topic)
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
-        await self._settled(calls.dead_letter, topic, handle, max(request.delivery_attempt, 0))
+        await self._settled(calls.dead_letter(topic, handle, max(request.delivery_attempt, 0)))
         self.renewals.settle(group, topic, [handle])
         return wire.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
-    async def _settled(self, settle: Any, *arguments: Any) -> Any:
-        """Run a call that settles one message. A handle of a broker without the topic is an illegal handle."""
+    @staticmethod
+    async def _settled(call: Awaitable[T]) -> T:
+        """Await a call that settles one message. A handle of a broker without the topic is an illegal handle."""
         try:
-            return await self._cluster.call(settle, *arguments)
+            return await call
         except InvalidArgumentError as error:
             raise CallRefusedError(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
 

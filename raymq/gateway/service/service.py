@@ -10,9 +10,9 @@ from typing import Final
 from raymq.gateway.calls import Handlers
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.clients.command_streams import CommandStreams
+from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.service.client_calls import ClientCalls
 from raymq.gateway.service.cluster import GatewayCluster
-from raymq.gateway.service.connected_clients import ConnectedClients
 from raymq.gateway.service.measured_calls import CallFigures, measured
 from raymq.gateway.service.pull_calls import PullCalls
 from raymq.gateway.service.receive_calls import ReceiveCalls

@@ -81,8 +81,8 @@ class TransactionCalls:
         place = place_of(half)
         if half.status is not SendStatus.SEND_OK:
             order = end_order(topic, place, LocalTransactionState.ROLLBACK_MESSAGE)
-            end = self._cluster.transactions.end
-            self._cluster.later(end, place.broker_name, topic, order, self._cluster.send_timeout_s)
+            cluster, end = self._cluster, self._cluster.transactions.end
+            cluster.later(cluster.call(end, place.broker_name, topic, order, cluster.send_timeout_s))
         return half, str(place)
 
     async def _end(self, call: CallContext, request: wire.EndTransactionRequest) -> wire.EndTransactionResponse:
@@ -126,9 +126,10 @@ class TransactionCalls:
         part, rest = self._polled[:POLLED_TOPICS_MAX], self._polled[POLLED_TOPICS_MAX:]
         # the first topic becomes the last, because one poll has room for few checks
         self._polled = [*rest, *part[1:], *part[:1]]
+        leave = self._cluster.transactions.leave_checks
         for broker in brokers:
             for topic in left:
-                self._cluster.later(self._cluster.transactions.leave_checks, broker, topic, self._client_id)
+                self._cluster.later(self._cluster.call(leave, broker, topic, self._client_id))
         if part:
             await asyncio.gather(*(self._ask(broker, part) for broker in brokers))
 

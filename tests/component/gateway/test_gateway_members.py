@@ -11,9 +11,9 @@ import pytest
 from raymq.common.errors import InvalidArgumentError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.members.questions import Answers
 from raymq.common.message import Message
+from raymq.gateway.clients.connected_clients import STREAM_EXPIRED_S
 from raymq.gateway.service import client_members
 from raymq.gateway.service.client_members import VERSION_CHARS_MAX, ClientMember
-from raymq.gateway.service.connected_clients import STREAM_EXPIRED_S
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code, FilterType, Language
 from raymq.records.format.encode import encode_batch

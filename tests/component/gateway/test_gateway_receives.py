@@ -4,6 +4,7 @@ given back if the client leaves."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,9 +149,9 @@ def test_a_waiting_receive_gets_the_first_message_and_excluded_messages_do_not_e
         wanted = wire.FilterExpression(type=FilterType.TAG, expression="paid")
         request = receive_request(wait_ms=20_000, filter_expression=wanted, attempt_id="at")
         waiting = asyncio.ensure_future(receive(client, request))
-        await asyncio.to_thread(calls.wait_for_receives, 2)
+        await calls.wait_for_receives(2)
         calls.put("a", b"lost", tags="lost")
-        await asyncio.to_thread(calls.wait_for_receives, 3)
+        await calls.wait_for_receives(3)
         calls.put("a", b"paid", tags="paid")
         assert bodies((await waiting)[1]) == [b"paid"]
         # only the first look has the client's id: with it, a later look would get leases that were already read
@@ -165,7 +166,7 @@ def test_a_client_that_leaves_gets_no_message_and_the_next_client_has_it_as_the_
 
     async def scenario(client: GatewayClient) -> None:
         leaving = client.method("ReceiveMessage")(receive_request(wait_ms=20_000), metadata=METADATA, timeout=ANSWER_S)
-        await asyncio.to_thread(calls.wait_for_receives, 2)
+        await calls.wait_for_receives(2)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving.read()
@@ -190,7 +191,7 @@ def test_messages_that_were_not_written_are_given_back(gateway: Gateway) -> None
         first = await stream.read()
         assert first.message.body
         stream.cancel()
-        await asyncio.to_thread(calls.wait_until_returned, 1)
+        await calls.wait_until_returned(1)
         assert {counted for _, counted in calls.returned} == {False}
         assert 0 not in {offset for offset, _ in calls.returned}
 
@@ -232,7 +233,7 @@ def test_a_message_whose_body_cannot_be_read_is_delivered_again_later(gateway: G
     async def scenario(client: GatewayClient) -> None:
         code, messages = await receive(client, receive_request())
         assert (code, bodies(messages)) == (Code.OK, [b"1"])
-        await asyncio.to_thread(calls.wait_until_returned, 1)
+        await calls.wait_until_returned(1)
         assert calls.returned == [(0, True)]
 
     gateway.run(scenario)
@@ -269,7 +270,7 @@ def test_the_messages_of_a_push_consumer_are_renewed_until_they_are_settled_or_t
         assert answer.status.code == Code.OK
         assert await passes(client, 30) == [2]
         assert await passes(client, 61, beats=False) == [], "the client has gone"
-        await asyncio.to_thread(calls.wait_until_returned, 1)
+        await calls.wait_until_returned(1)
         assert calls.returned == [(2, True)]
         assert await passes(client, 30) == []
         _, [again] = await receive(client, receive_request())
@@ -289,7 +290,7 @@ def test_the_messages_of_a_push_consumer_that_ends_are_delivered_to_another_one(
         await ack(client, first.system_properties.receipt_handle)
         end = wire.NotifyClientTerminationRequest(group=BILLING)
         assert (await client.call("NotifyClientTermination", end)).status.code == Code.OK
-        await asyncio.to_thread(calls.wait_until_returned, 1)
+        await calls.wait_until_returned(1)
         assert calls.returned == [(1, True)]
         assert len(client.service.clients) == 0
 
@@ -306,7 +307,7 @@ def test_a_receive_that_waits_is_answered_at_once_when_its_client_or_the_gateway
     async def scenario(client: GatewayClient) -> None:
         calls.answers.clear()
         waiting = [asyncio.ensure_future(receive(client, receive_request(wait_ms=20_000))) for _ in range(2)]
-        await asyncio.to_thread(calls.wait_for_receives, 4)
+        await calls.wait_for_receives(4)
         if ends == "client":
             other = (("x-mq-client-id", "client-2"),)
             end = wire.NotifyClientTerminationRequest(group=BILLING)
@@ -356,10 +357,32 @@ def test_the_number_of_waiting_receives_is_bounded(gateway: Gateway, monkeypatch
 
     async def scenario(client: GatewayClient) -> None:
         waiting = asyncio.ensure_future(receive(client, receive_request(wait_ms=20_000)))
-        await asyncio.to_thread(calls.wait_for_receives, 2)
+        await calls.wait_for_receives(2)
         assert await receive(client, receive_request()) == (Code.TOO_MANY_REQUESTS, [])
         calls.put("a", b"0")
         assert bodies((await waiting)[1]) == [b"0"]
+
+    gateway.run(scenario)
+
+
+def test_a_thousand_receives_wait_without_threads(gateway: Gateway) -> None:
+    calls = gateway.calls["billing"]
+    gateway.route = topic_route(a=1)
+
+    async def scenario(client: GatewayClient) -> None:
+        await receive(client, receive_request())
+        threads = threading.active_count()
+        requests = [receive_request(wait_ms=20_000, batch_size=1) for _ in range(1000)]
+        waiting = [asyncio.ensure_future(receive(client, one)) for one in requests]
+        await calls.wait_for_receives(2 * len(waiting))
+        assert threading.active_count() <= threads + gateway_cluster.CLUSTER_CALLS_MAX
+        for number in range(len(waiting)):
+            calls.put("a", b"%d" % number)
+        answers = await asyncio.gather(*waiting)
+        assert {code for code, _ in answers} == {Code.OK}
+        assert sorted(body for _, messages in answers for body in bodies(messages)) == sorted(
+            b"%d" % number for number in range(len(waiting))
+        )
 
     gateway.run(scenario)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from raymq.client.consumer.simple.pop_steps import Place
 from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parse_handle, received
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError, RaymqError
@@ -15,6 +17,7 @@ from raymq.common.protocol.pop import LeasePart
 from tests.support.console.fake_cluster import fake_message
 
 WAIT_S = 60.0
+PAUSE_S = 0.005
 
 
 @dataclass
@@ -39,21 +42,25 @@ class FakeGroupCalls:
         self.returned: list[tuple[int, bool]] = []
         self.extended: list[int] = []
         self.is_closed = False
-        self.answers = threading.Event()
+        self.answers = asyncio.Event()
         self.answers.set()
-        self._lock = threading.Condition()
+        self._changed = asyncio.Event()
         self._leases: dict[tuple[str, int], _Lease] = {}
         self._now_ms = 1_795_400_000_000
 
     def put(self, broker: str, body: bytes, *, tags: str | None = None, message: MessageExt | None = None) -> None:
         """Add a message that is visible to the group."""
-        with self._lock:
-            offset = len(self._leases)
-            stored = message or fake_message("orders", body, queue_offset=offset, broker_name=broker, tags=tags)
-            self._leases[broker, offset] = _Lease(stored)
-            self._lock.notify_all()
+        offset = len(self._leases)
+        stored = message or fake_message("orders", body, queue_offset=offset, broker_name=broker, tags=tags)
+        self._leases[broker, offset] = _Lease(stored)
+        self._notify()
 
-    def receive(
+    def _notify(self) -> None:
+        """Let the receives that wait look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def receive(
         self,
         broker_name: str,
         subscriptions: Mapping[str, Subscription],
@@ -65,26 +72,26 @@ class FakeGroupCalls:
     ) -> list[ReceivedMessage]:
         [(topic, subscription)] = subscriptions.items()
         end_s = time.monotonic() + wait_s
-        with self._lock:
-            self.receives.append((broker_name, wait_s, attempt_id))
-            self._lock.notify_all()
+        self.receives.append((broker_name, wait_s, attempt_id))
         if wait_s:
-            assert self.answers.wait(WAIT_S)
-        with self._lock:
-            while True:
-                if broker_name in self.failures:
-                    raise self.failures[broker_name]
-                found = [
-                    one for (name, _), one in self._leases.items()
-                    if name == broker_name and not one.pop_ms and not one.is_settled
-                ][:max_messages]  # fmt: skip
-                left_s = end_s - time.monotonic()
-                if found or left_s <= 0:
-                    break
-                self._lock.wait(left_s)
-            messages = [self._leased(topic, broker_name, one, invisible_ms) for one in found]
+            async with asyncio.timeout(WAIT_S):
+                await self.answers.wait()
+        while True:
+            if broker_name in self.failures:
+                raise self.failures[broker_name]
+            found = [
+                one for (name, _), one in self._leases.items()
+                if name == broker_name and not one.pop_ms and not one.is_settled
+            ][:max_messages]  # fmt: skip
+            left_s = end_s - time.monotonic()
+            if found or left_s <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+        messages = [self._leased(topic, broker_name, one, invisible_ms) for one in found]
         wanted = [one for one in messages if subscription.matches(one.tags)]
-        self.ack_handles(topic, [one.handle for one in messages if one not in wanted])
+        self._settle([self._lease_of(topic, one.handle) for one in messages if one not in wanted])
         return wanted
 
     def _leased(self, topic: str, broker: str, lease: _Lease, invisible_ms: int) -> ReceivedMessage:
@@ -94,86 +101,101 @@ class FakeGroupCalls:
         receipt = Receipt(topic, broker, 0, offset, self._now_ms, invisible_ms, lease.attempts)
         return received([lease.message], receipt)[0]
 
-    def _lease(self, topic: str, handle: str) -> _Lease | None:
+    def _lease_of(self, topic: str, handle: str) -> _Lease | None:
         """Return the lease that a handle names; None if it has ended."""
-        receipt, offset = parse_handle(self.group, topic, handle)
-        if not any(name == receipt.broker_name for name, _ in self._leases):
-            raise InvalidArgumentError(f"topic {topic!r} is not on broker {receipt.broker_name!r}")
+        return self._at(parse_handle(self.group, topic, handle))
+
+    def _at(self, place: Place) -> _Lease | None:
+        receipt, offset = place
         lease = self._leases.get((receipt.broker_name, offset))
         return lease if lease is not None and lease.pop_ms == receipt.pop_ms and not lease.is_settled else None
 
-    def ack_handles(self, topic: str, handles: Sequence[str]) -> int:
-        with self._lock:
-            found = [lease for handle in handles if (lease := self._lease(topic, handle)) is not None]
-            for lease in found:
-                lease.is_settled = True
-            return len(found)
+    @staticmethod
+    def _settle(leases: Sequence[_Lease | None]) -> int:
+        found = [lease for lease in leases if lease is not None]
+        for lease in found:
+            lease.is_settled = True
+        return len(found)
 
-    def change_invisible(
+    async def places(self, topic: str, handles: Sequence[str]) -> list[Place]:
+        places = [parse_handle(self.group, topic, handle) for handle in handles]
+        for receipt, _ in places:
+            if not any(name == receipt.broker_name for name, _ in self._leases):
+                raise InvalidArgumentError(f"topic {topic!r} is not on broker {receipt.broker_name!r}")
+        return places
+
+    async def ack_places(self, places: Sequence[Place]) -> int:
+        for receipt, _ in places:
+            if receipt.broker_name in self.failures:
+                raise self.failures[receipt.broker_name]
+        return self._settle([self._at(place) for place in places])
+
+    async def change_invisible(
         self, messages: Sequence[ReceivedMessage], invisible_ms: int, *, counted: bool = True
     ) -> list[ReceivedMessage]:
         for message in messages:
             self.returned.append((message.queue_offset, counted))
-            self.change_invisible_handles("orders", [message.handle], invisible_ms, counted=counted)
+            await self.change_invisible_handles("orders", [message.handle], invisible_ms, counted=counted)
         return list(messages)
 
-    def change_invisible_handles(
+    async def change_invisible_handles(
         self, topic: str, handles: Sequence[str], invisible_ms: int, *, counted: bool = True
     ) -> list[str | None]:
         renewed: list[str | None] = []
-        with self._lock:
-            for handle in handles:
-                lease = self._lease(topic, handle)
-                if lease is None:
-                    renewed.append(None)
-                    continue
-                self._now_ms += 1
-                lease.pop_ms = self._now_ms if invisible_ms else 0
-                lease.attempts -= not counted
-                receipt, offset = parse_handle(self.group, topic, handle)
-                new = Receipt(topic, receipt.broker_name, 0, offset, self._now_ms, invisible_ms)
-                renewed.append(new.handle(offset))
-            self._lock.notify_all()
+        for receipt, offset in await self.places(topic, handles):
+            lease = self._at((receipt, offset))
+            if lease is None:
+                renewed.append(None)
+                continue
+            self._now_ms += 1
+            lease.pop_ms = self._now_ms if invisible_ms else 0
+            lease.attempts -= not counted
+            new = Receipt(topic, receipt.broker_name, 0, offset, self._now_ms, invisible_ms)
+            renewed.append(new.handle(offset))
+        self._notify()
         return renewed
 
-    def extend_once(
+    async def extend_once(
         self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int, timeout_s: float
     ) -> list[bool]:
         if broker_name in self.failures:
             raise self.failures[broker_name]
-        with self._lock:
-            leases = [self._leases[broker_name, part.start] for part in parts]
-            self.extended += [part.start for part in parts]
-            return [one.pop_ms == part.pop_ms and not one.is_settled for one, part in zip(leases, parts, strict=True)]
+        leases = [self._leases[broker_name, part.start] for part in parts]
+        self.extended += [part.start for part in parts]
+        return [one.pop_ms == part.pop_ms and not one.is_settled for one, part in zip(leases, parts, strict=True)]
 
-    def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> None:
+    async def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> None:
         if broker_name in self.failures:
             raise self.failures[broker_name]
-        with self._lock:
-            for part in parts:
-                lease = self._leases[broker_name, part.start]
-                if lease.pop_ms == part.pop_ms and not lease.is_settled:
-                    lease.pop_ms = 0
-                    self.returned.append((part.start, True))
-            self._lock.notify_all()
+        for part in parts:
+            lease = self._leases[broker_name, part.start]
+            if lease.pop_ms == part.pop_ms and not lease.is_settled:
+                lease.pop_ms = 0
+                self.returned.append((part.start, True))
+        self._notify()
 
-    def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
-        if not self.ack_handles(topic, [handle]):
+    async def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
+        [place] = await self.places(topic, [handle])
+        if not self._settle([self._at(place)]):
             return False
         self.letters.append((handle, attempts))
         return True
 
-    def wait_for_receives(self, count: int) -> None:
+    async def wait_for_receives(self, count: int) -> None:
         """Wait until `count` receives have begun."""
-        with self._lock:
-            assert self._lock.wait_for(lambda: len(self.receives) >= count, WAIT_S)
+        await self._until(lambda: len(self.receives) >= count)
 
-    def wait_until_returned(self, count: int) -> None:
+    async def wait_until_returned(self, count: int) -> None:
         """Wait until `count` messages were returned."""
-        with self._lock:
-            assert self._lock.wait_for(lambda: len(self.returned) >= count, WAIT_S)
+        await self._until(lambda: len(self.returned) >= count)
 
-    def report_reads(self) -> None:
+    @staticmethod
+    async def _until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(PAUSE_S)
+
+    async def report_reads(self) -> None:
         pass
 
     def close(self) -> None:

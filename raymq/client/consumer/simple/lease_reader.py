@@ -73,6 +73,11 @@ class LeaseReader:
         self._read_from: dict[str, StorageClient] = {}
         """Storage actors, by name, from which messages were read since the last `report_reads`."""
 
+    @property
+    def has_reads(self) -> bool:
+        """True if messages were read from mapped files since the last `report_reads`."""
+        return bool(self._read_from)
+
     def report_reads(self) -> None:
         """Report to the stores how many messages were read from their mapped files. Blocks for a short call to each
         store."""

@@ -1,11 +1,11 @@
 """PopCalls makes the calls of RocketMQ's POP consumption for one consumer group: receive, acknowledge, change the
-invisible time, extend leases, forward to the dead letters.
+invisible time, extend leases.
 
 The caller names the topics and the broker of each receive, so one PopCalls serves consumers with different
 subscriptions. Nothing that settles a message is kept here: a receipt, or its handle as text, says all that a broker
 needs. So a message that one process received can be settled in another process, and after this process has died.
 raymq.client.consumer.simple.engine adds a simple consumer's subscriptions, and its turns through the brokers.
-raymq.client.consumer.simple.pop_steps decides the steps of each call.
+raymq.client.consumer.simple.pop_steps decides the steps of each call, and async_pop_calls is the asyncio variant.
 """
 
 from __future__ import annotations
@@ -76,23 +76,6 @@ class PopCalls:
                 if topic not in known:
                     known.append(topic)
         return brokers
-
-    def receive(
-        self,
-        broker_name: str,
-        subscriptions: Mapping[str, Subscription],
-        max_messages: int,
-        invisible_ms: int,
-        wait_s: float = 0.0,
-        *,
-        ordered: bool | None = None,
-        attempt_id: str = "",
-    ) -> list[ReceivedMessage]:
-        """Receive up to `max_messages` messages of some topics from one broker: `lease` and `read` in one call.
-        `subscriptions`: the wanted messages, by topic. Messages that they exclude are acknowledged, so the list may be
-        empty before `wait_s` has passed. After an error, messages may have been leased; they are delivered again."""
-        places = (broker_name, subscriptions, max_messages, invisible_ms, wait_s, ordered, attempt_id)
-        return self._run(self._steps.receive(*places))
 
     def lease(
         self,
@@ -171,24 +154,6 @@ class PopCalls:
         """Extend leases at one broker, without retries. Returns False for each lease that has ended. Raises RaymqError
         if the broker does not answer within `timeout_s`."""
         return self._run(self._steps.extend_once(broker_name, parts, invisible_ms, timeout_s))
-
-    def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> None:
-        """Make parts of leases at one broker visible again `invisible_ms` from now, as failed attempts. Parts that were
-        acknowledged or delivered again stay so. Durable on return."""
-        self._call(broker_name, "change_invisible", self.group, list(parts), invisible_ms, True)
-
-    def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
-        """Forward a received message to the group's dead letters, `%DLQ%group`, and acknowledge it. Durable on return.
-
-        `attempts`: the number of failed deliveries, for the dead letter; 0: as the broker counts them. `failure`: why
-        the message failed, as text. Returns False without storing a letter if the message was acknowledged, forwarded
-        or delivered again: the call first moves the message to a new lease, which only one call can do.
-
-        Raises InvalidArgumentError as `ack_handles` does, BodyUnreadableError if the message's record is damaged, and
-        RaymqError if no letter could be stored in time. After an error the message is delivered again, as soon as
-        possible. If the call that stores the letter timed out, that letter may have been stored all the same.
-        """
-        return self._run(self._steps.dead_letter(topic, handle, attempts, failure))
 
     # Calls to brokers
 

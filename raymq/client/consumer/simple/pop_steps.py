@@ -225,6 +225,9 @@ class PopSteps:
             leases.update(zip([receipt for receipt, _ in own], ranges, strict=True))
         return leases
 
+    def return_parts(self, broker_name: str, parts: Sequence[LeasePart], invisible_ms: int) -> Steps[None]:
+        yield BrokerCall(broker_name, "change_invisible", (self.group, list(parts), invisible_ms, True))
+
     # Steps that extend leases
 
     def extend_invisible(self, messages: Iterable[ReceivedMessage], invisible_ms: int) -> Steps[list[bool]]:

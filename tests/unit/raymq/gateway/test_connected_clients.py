@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raymq.common.errors import SystemBusyError
-from raymq.gateway.service import connected_clients
-from raymq.gateway.service.connected_clients import CLIENT_EXPIRED_S, STREAM_EXPIRED_S, ConnectedClients
+from raymq.gateway.clients import connected_clients
+from raymq.gateway.clients.connected_clients import CLIENT_EXPIRED_S, STREAM_EXPIRED_S, ConnectedClients
 
 
 def test_a_client_expires_without_heartbeats_but_not_with_a_stream() -> None:

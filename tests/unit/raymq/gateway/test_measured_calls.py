@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.gateway.calls import AnswerStream, BothStreams, CallContext, Handlers, StreamRefusedError, UnaryCall
-from raymq.gateway.service.connected_clients import ConnectedClients
+from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.service.measured_calls import CallFigures, measured
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code, Language

@@ -3,10 +3,13 @@ texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,17 +17,26 @@ from actors.core.pop.leases import PopTable
 from actors.core.pop.receive import decide_receive, lease_range
 from actors.core.pop.settle import SettleDecision, decide_ack, decide_extend, decide_invisible
 from raymq.client.consumer.simple import taken_messages
+from raymq.client.consumer.simple.async_pop_calls import AsyncPopCalls
 from raymq.client.consumer.simple.lease_reader import LeasedMessages, LeaseReader, UnreadableMessage
 from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.received_message import Receipt, parse_handle, received
-from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, ServiceNotAvailableError
+from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import (
+    BodyUnreadableError,
+    GroupNotExistError,
+    InvalidArgumentError,
+    ServiceNotAvailableError,
+)
 from raymq.common.message import MessageQueue
-from raymq.common.protocol.pop import INVISIBLE_MAX_MS, LeasedRange, LeasePart, ReceiveRequest
+from raymq.common.protocol.pop import INVISIBLE_MAX_MS, LeasedRange, LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.common.protocol.store import QueueEnds
 from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.messages import read_messages
+from tests.support.clients.fakes import WAIT_S
 from tests.unit.raymq.records.kernels.test_unreadable import stored
 
+T = TypeVar("T")
 GROUP, TOPIC, BROKER = "billing", "orders", "broker-a"
 QUEUE = (TOPIC, 5)
 ENDS = {QUEUE: QueueEnds(40, 50)}
@@ -38,14 +50,18 @@ class FakeBroker:
         self.letters: list[dict[str, Any]] = []
         self.fails: Exception | None = None
 
-    def lease(self, count: int) -> list[str]:
-        """Lease messages, and return their handles."""
+    def ranges(self, count: int) -> tuple[LeasedRange, ...]:
+        """Lease messages."""
         request = ReceiveRequest(GROUP, (TOPIC,), count, 60_000)
         grant = decide_receive(self.table, lambda *_: 40, [QUEUE], ENDS, request, self.now_ms)
         self.apply(grant.change)
+        return tuple(grant.ranges)
+
+    def lease(self, count: int) -> list[str]:
+        """Lease messages, and return their handles."""
         return [
             Receipt(TOPIC, BROKER, one.queue_id, one.start, one.pop_ms, one.invisible_ms).handle(one.start + place)
-            for one in grant.ranges
+            for one in self.ranges(count)
             for place in range(one.count)
         ]
 
@@ -132,6 +148,54 @@ def read(given: LeasedRange) -> LeasedMessages:
     return LeasedMessages([message], [(located, [0])], given.start + 1, 44)
 
 
+class FakeClient:
+    """The client of the fake broker in an event loop. `now`: an event after which the broker answers a receive."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self._broker = broker
+        self.now = asyncio.Event()
+        self.now.set()
+        self.calls: list[str] = []
+        self.answers: list[Any] = []
+        """The answers to receives; an exception is raised."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self.calls.append(method)
+        if method == "start_receiving":
+            return None
+        if method != "receive_messages":
+            return self._broker.call(BROKER, method, *args)
+        await self.now.wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def async_calls(client: FakeClient, threads: Executor) -> AsyncPopCalls:
+    places: Any = {"routes": FakeRoutes(), "storages": None, "broker": lambda name: client}
+    return AsyncPopCalls(GROUP, threads=threads, **places)
+
+
+def run_async(broker: FakeBroker, call: Callable[[AsyncPopCalls, FakeClient], Awaitable[T]]) -> T:
+    """Await a call of a process that has received nothing. Fails if asyncio logged an error that nobody read."""
+    unread: list[Any] = []
+
+    async def main() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context))
+        client = FakeClient(broker)
+        with ThreadPoolExecutor(2, "reads") as threads:
+            return await call(async_calls(client, threads), client)
+
+    result = asyncio.run(main())
+    assert unread == []
+    return result
+
+
+def dead_letter(broker: FakeBroker, handle: str, attempts: int = 0, failure: str = "") -> bool:
+    return run_async(broker, lambda pop, _: pop.dead_letter(TOPIC, handle, attempts, failure))
+
+
 def calls(routes: FakeRoutes | None = None) -> PopCalls:
     """Return POP calls of a process that has received nothing."""
     return PopCalls(GROUP, routes=routes or FakeRoutes(), storages=None)  # type: ignore[arg-type]  # fakes
@@ -195,7 +259,7 @@ def test_returned_parts_are_visible_again_and_acknowledged_messages_stay_so(brok
     handles, pop = broker.lease(3), calls()
     receipt, _ = parse_handle(GROUP, TOPIC, handles[0])
     pop.ack_handles(TOPIC, handles[1:2])
-    pop.return_parts(BROKER, [receipt.part("7")], 1_000)
+    run_async(broker, lambda other, _: other.return_parts(BROKER, [receipt.part("7")], 1_000))
     assert broker.visible_now() == 0
     broker.now_ms += 1_000
     assert broker.visible_now() == 2
@@ -216,13 +280,13 @@ def test_a_handle_of_a_broker_without_the_topic_is_refused(broker: FakeBroker) -
 
 def test_a_message_is_forwarded_to_the_dead_letters_once(broker: FakeBroker) -> None:
     first, second = broker.lease(2)
-    assert calls().dead_letter(TOPIC, first, 7, "the listener failed") is True
-    assert calls().dead_letter(TOPIC, first, 7, "the listener failed") is False
+    assert dead_letter(broker, first, 7, "the listener failed") is True
+    assert dead_letter(broker, first, 7, "the listener failed") is False
     [letter] = broker.letters
     assert b"body of 40" in letter["record"]
     assert (letter["attempts"], letter["failure"], letter["delay_level"]) == (7, "the listener failed", -1)
     assert calls().ack_handles(TOPIC, [first]) == 0
-    assert calls().dead_letter(TOPIC, second) is True
+    assert dead_letter(broker, second) is True
     assert broker.letters[1]["failure"] == "not acknowledged in 1 attempts"
     assert broker.table.get(GROUP, *QUEUE) is None
 
@@ -230,7 +294,7 @@ def test_a_message_is_forwarded_to_the_dead_letters_once(broker: FakeBroker) -> 
 def test_an_acknowledged_message_is_not_forwarded(broker: FakeBroker) -> None:
     [handle] = broker.lease(1)
     assert calls().ack_handles(TOPIC, [handle]) == 1
-    assert calls().dead_letter(TOPIC, handle, 3) is False
+    assert dead_letter(broker, handle, 3) is False
     assert broker.letters == []
 
 
@@ -238,16 +302,89 @@ def test_a_message_that_cannot_be_forwarded_is_delivered_again(broker: FakeBroke
     [handle] = broker.lease(1)
     broker.fails = ServiceNotAvailableError("the store does not answer")
     with pytest.raises(ServiceNotAvailableError):
-        calls().dead_letter(TOPIC, handle, 3)
+        dead_letter(broker, handle, 3)
     assert broker.visible_now() == 1
-    assert calls().dead_letter(TOPIC, handle, 3) is False, "its lease has ended"
+    assert dead_letter(broker, handle, 3) is False, "its lease has ended"
 
 
 def test_a_damaged_message_is_left_and_a_deleted_one_is_acknowledged(broker: FakeBroker) -> None:
     handles = broker.lease(10)
     with pytest.raises(BodyUnreadableError):
-        calls().dead_letter(TOPIC, handles[8], 3)
+        dead_letter(broker, handles[8], 3)
     assert broker.visible_now() == 1, "a replica may mend it"
-    assert calls().dead_letter(TOPIC, handles[9], 3) is False
+    assert dead_letter(broker, handles[9], 3) is False
     assert broker.letters == []
     assert calls().ack_handles(TOPIC, handles) == 8
+
+
+def receive(pop: AsyncPopCalls) -> Awaitable[list[Any]]:
+    return pop.receive(BROKER, {TOPIC: Subscription.parse(TOPIC)}, 1, 60_000, 20.0)
+
+
+def test_a_receive_in_an_event_loop_reads_in_a_thread_and_registers_its_start_again(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+
+    def read_here(given: LeasedRange) -> LeasedMessages:
+        readers.append(threading.current_thread().name)
+        return read(given)
+
+    monkeypatch.setattr(LeaseReader, "read", lambda _, name, given, wanted, max_bytes: read_here(given))
+
+    async def scenario(pop: AsyncPopCalls, client: FakeClient) -> None:
+        client.answers = [GroupNotExistError(GROUP), ReceiveAnswer(broker.ranges(1), 16), ReceiveAnswer((), 16)]
+        [message] = await receive(pop)
+        assert message.body == b"body of 40"
+        assert client.calls == ["start_receiving", "receive_messages"] * 2
+        assert readers[0].startswith("reads")
+        assert await receive(pop) == []
+        assert len(readers) == 1, "an empty answer needs no thread"
+        assert await pop.ack_places(await pop.places(TOPIC, [message.handle])) == 1
+
+    run_async(broker, scenario)
+    assert broker.table.get(GROUP, *QUEUE) is None
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_cancelled_receive_gives_its_messages_back_without_counting_the_attempt(
+    broker: FakeBroker, answers: bool
+) -> None:
+    async def scenario(pop: AsyncPopCalls, client: FakeClient) -> None:
+        client.now.clear()
+        client.answers = [ReceiveAnswer(broker.ranges(1), 16) if answers else ServiceNotAvailableError("away")]
+        waiting = asyncio.ensure_future(receive(pop))
+        while "receive_messages" not in client.calls:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert broker.visible_now() == 0
+        client.now.set()
+        async with asyncio.timeout(WAIT_S):
+            while pop._tasks:
+                await asyncio.sleep(0.01)
+
+    run_async(broker, scenario)
+    if answers:
+        assert broker.visible_now() == 1
+        [again] = broker.ranges(1)
+        assert again.attempts == 1
+
+
+def test_a_dead_letter_is_stored_although_its_caller_was_cancelled(broker: FakeBroker) -> None:
+    [handle] = broker.lease(1)
+
+    async def scenario(pop: AsyncPopCalls, client: FakeClient) -> None:
+        storing = asyncio.ensure_future(pop.dead_letter(TOPIC, handle, 3))
+        await asyncio.sleep(0)
+        storing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing
+        async with asyncio.timeout(WAIT_S):
+            while pop._tasks:
+                await asyncio.sleep(0.01)
+
+    run_async(broker, scenario)
+    assert len(broker.letters) == 1
+    assert broker.table.get(GROUP, *QUEUE) is None
