@@ -86,12 +86,16 @@ class PopMethods(GroupMethods):
         message.
 
         Answers with the messages' offsets after the leases are durable; the consumer reads the messages itself.
-        Repeating the call with the same attempt id is safe.
+        Repeating the call with the same attempt id is safe. If the consumer's connection ends while the receive waits,
+        the receive leases nothing.
 
         The answer can be InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError, or
         SystemBusyError if too many receives wait.
         """
-        self._receives.submit(request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive"))
+        leave = self._receives.submit(
+            request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive")
+        )
+        lane.when_gone(leave)
 
     def _ack_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart]) -> None:
         """Acknowledge received messages. Answers with the number of acknowledged messages, after the acknowledgement is

@@ -91,8 +91,10 @@ class Receives:
         request: ReceiveRequest,
         answer: Callable[[ReceiveAnswer], None],
         fail: Callable[[BaseException], None],
-    ) -> None:
+    ) -> Callable[[], None]:
         """Lease messages for a receive, now or when messages arrive. `answer` or `fail` may be called from any thread.
+        Returns a function for the case that nobody waits for the answer any more: the receive then leases nothing, and
+        its answer is empty. Any thread may call this function; it does not block.
 
         Raises InvalidArgumentError if the request is invalid, and GroupNotExistError or TopicNotExistError if the group
         or a topic does not exist. Raises NoPermissionError if the group may not consume, if nobody may read a topic, or
@@ -109,6 +111,12 @@ class Receives:
             self._decide(receive, self._decided_at_once)
         else:
             self._post(lambda: self._add(receive))
+        return partial(self._leave, receive)
+
+    def _leave(self, receive: WaitingReceive) -> None:
+        receive.has_left = True
+        if not self._closed:
+            self._post(lambda: self._end_left(receive))
 
     def look_again(self) -> None:
         """Wake the receive thread after messages were acknowledged or made visible, because waiting receives may now
@@ -150,6 +158,8 @@ class Receives:
         decision = _Decision()
 
         def decide(state: BrokerState) -> list[Change]:
+            if receive.has_left:
+                return []
             request = receive.request
             self._check(state, request)
             queues = _in_random_order(_queues(state, request), request)
@@ -179,6 +189,7 @@ class Receives:
             self._busy.discard(receive.key)
             if not answered:
                 self._waiting.put_back(receive)
+                self._end_left(receive)
 
         self._post(go_on)
 
@@ -222,6 +233,13 @@ class Receives:
             self._waiting.add(receive)
         except RaymqError as error:
             receive.fail(error)
+        self._end_left(receive)
+
+    def _end_left(self, receive: WaitingReceive) -> None:
+        """Answer a waiting receive without messages if nobody waits for its answer any more."""
+        if receive.has_left and receive in self._waiting:
+            self._waiting.take(receive)
+            receive.answer(ReceiveAnswer((), 0))
 
     def _serve(self) -> float:
         """For each key (WaitKey), lease messages to the first waiting receive of the key, if messages are available for
@@ -311,6 +329,9 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
     """Answer a receive with the messages that were leased for it, or fail it with `error`. Returns False, and sends
     nothing, if the receive got no messages."""
     handout = decision.handout
+    if error is None and handout is None and receive.has_left:
+        receive.answer(ReceiveAnswer((), 0))
+        return True
     if error is not None or handout is None:
         receive.fail(error or ServiceNotAvailableError("the broker could not serve a receive; try again later"))
         return True

@@ -30,8 +30,9 @@ serve any of the receives with the same key."""
 class WaitingReceive:
     """A receive that waits for messages until `deadline_s` (time.monotonic).
 
-    `looked`: True if the store has reported the end offsets of the receive's queues after the receive arrived. Any
-    thread may finish the receive by calling `answer` or `fail`, which must not block.
+    `looked`: True if the store has reported the end offsets of the receive's queues after the receive arrived.
+    `has_left`: True if nobody waits for the answer any more; the receive then leases nothing. Any thread may finish the
+    receive by calling `answer` or `fail`, which must not block.
     """
 
     request: ReceiveRequest
@@ -39,6 +40,7 @@ class WaitingReceive:
     answer: Callable[[ReceiveAnswer], None]
     fail: Callable[[BaseException], None]
     looked: bool = False
+    has_left: bool = False
 
     @property
     def key(self) -> WaitKey:
@@ -72,6 +74,9 @@ class WaitingReceives:
         key."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
+
+    def __contains__(self, receive: WaitingReceive) -> bool:
+        return receive in self._by_key.get(receive.key, ())
 
     def firsts(self) -> list[WaitingReceive]:
         """Return the receives that are next: for each WaitKey, the waiting receive that arrived first."""

@@ -16,6 +16,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
@@ -198,6 +199,12 @@ class LaneRequest:
         and any other error as ServiceNotAvailableError."""
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call `call` once, in the server's thread, if the connection ends before the request is answered. `call` must
+        not block. Only the handler may call this method, while it runs; a second call replaces the first."""
+        if self._connection is not None:
+            self._connection.on_gone[self._correlation] = call
+
     def told(self, error: Exception, what: str) -> RaymqError:
         """Return the error with which the caller must fail this request (`fail`), after the operation `what` failed
         with `error`. An `error` that is not a RaymqError is a bug and is logged."""
@@ -210,9 +217,9 @@ class LaneRequest:
         if connection is None:
             return
         if connection.server.loop.is_own_thread:
-            connection.finish_request()
+            connection.finish_request(self._correlation)
         else:
-            connection.server.loop.call_soon(connection.finish_request)
+            connection.server.loop.call_soon(partial(connection.finish_request, self._correlation))
 
 
 class Connection:
@@ -256,6 +263,8 @@ class Connection:
         handler."""
         self._requests = 0
         """Number of requests of this connection that are not yet answered."""
+        self.on_gone: dict[int, Callable[[], None]] = {}
+        """Functions to call if the connection ends, by the correlation of a request that is not yet answered."""
         self._out: deque[memoryview] = deque()
         self._events = 0
 
@@ -280,6 +289,8 @@ class Connection:
             self.server.buffers.give_back(self._large)
             self._large = None
         self.server.note_closed(self)
+        while self.on_gone:
+            self.on_gone.popitem()[1]()
         if self.context is not None:
             self.context.close()
 
@@ -546,7 +557,7 @@ class Connection:
                 size = len(parts[0])
                 header = pack_header(size, kind, flags, count, correlation, checked=self._checked)
                 self._send_one(header + parts[0])
-                self.finish_request()
+                self.finish_request(correlation)
                 return
             size = sum(map(len, parts))
             header = pack_header(size, kind, flags, count, correlation, checked=self._checked)
@@ -558,11 +569,13 @@ class Connection:
         except OSError:
             self.close()
             return
-        self.finish_request()
+        self.finish_request(correlation)
 
-    def finish_request(self) -> None:
+    def finish_request(self, correlation: int) -> None:
         """Note that a request of this connection was answered or dropped. If the connection had the maximum number of
         unanswered requests, continue to read from it."""
+        if self.on_gone:
+            self.on_gone.pop(correlation, None)
         was_paused = self._requests >= PIPELINE_MAX
         self._requests -= 1
         if was_paused and not self.is_closed:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from actors.broker import lane as broker_lane
 from actors.broker.lane import BrokerLane
 from actors.broker.monitor import BrokerMonitor
 from actors.broker.pop.methods import PopMethods
+from actors.broker.pop.receives import Receives
 from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
 from actors.members.methods import QuestionMethods
@@ -34,15 +36,20 @@ from raymq.common.errors import (
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.protocol.clients import ClientHeartbeat, ConsumerData
 from raymq.common.protocol.group import CommitAnswer, GroupConfig, OffsetCommit, QueueOffset, StartOffsetQuery
+from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 from raymq.common.protocol.route import NewTopic
-from raymq.common.protocol.store import QueueBounds
+from raymq.common.protocol.store import QueueBounds, QueueEnds
 from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
 from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.calls import decode_result, encode_call
+from raymq.remoting.lane.client import Lane
+from raymq.remoting.lane.frames import FrameKind
 from raymq.telemetry.metrics.client_figures import ClientMetrics
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
+from tests.unit.actors.broker.test_receives import LONG_S, Ends
 from tests.unit.actors.broker.test_state_log import CallGate, Sender, Store
 
 TIMEOUT_S = 10.0
@@ -169,6 +176,33 @@ def queue(queue_id: int, topic: str = "orders") -> MessageQueue:
 
 
 # Tests that run over each kind of lane (direct socket connection): Unix socket and TCP
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_receive_of_a_client_that_has_died_leaves_its_message_to_the_next_client(
+    broker: LocalBroker, remote: bool
+) -> None:
+    ends = Ends()
+    broker._receives = Receives(broker.log, ends)  # type: ignore[arg-type]  # a fake
+    request = ReceiveRequest("g", ("orders",), 1, 60_000, LONG_S)
+
+    def begin(request: ReceiveRequest) -> Lane:
+        lane = Lane(broker.lane.address, remote=remote, timeout_s=WAIT_S)
+        lane.send(FrameKind.CALL, (encode_call("receive_messages", (request,)),), time.monotonic() + WAIT_S)
+        return lane
+
+    dies, waits = begin(request), begin(replace(request, ordered=False))
+    eventually(lambda: len(broker._receives._waiting) == 2, "both receives to wait")
+    dies.close()
+    eventually(lambda: len(broker._receives._waiting) == 1, "the end of the dead client's receive")
+    waits.close()
+    eventually(lambda: len(broker._receives._waiting) == 0, "the end of the other receive")
+    ends.there["orders", 0] = QueueEnds(0, 1)
+    lives = begin(request)
+    answer = decode_result(lives.receive_next(time.monotonic() + WAIT_S).payload, ReceiveAnswer)
+    assert [(given.start, given.attempts) for given in answer.ranges] == [(0, 1)]
+    lives.close()
+    broker._receives.close()
 
 
 def test_the_answer_to_a_commit_has_the_outcome_of_each_queue(client, broker):

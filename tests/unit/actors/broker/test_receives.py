@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from raymq.common.protocol.pop import LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.common.protocol.store import QueueEnds
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
-from tests.unit.actors.broker.test_state_log import Sender, Store
+from tests.unit.actors.broker.test_state_log import CallGate, Sender, Store
 
 QUEUE = ("orders", 0)
 LONG_S = 30.0
@@ -79,17 +79,24 @@ class Broker:
     def __init__(self, ends: Any = None) -> None:
         self.ends = ends or Ends()
         store = Store("storage-broker-a-0")
-        self.log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]  # a fake
+        self.sender = Sender(store)
+        self.log = StateLog("broker-a", store, self.sender)  # type: ignore[arg-type]  # a fake
         self.log.load()
         self.receives = Receives(self.log, self.ends)
         self.log.change(lambda state: state.decide_topic("orders", 1, 1))
         self.log.change(lambda state: state.decide_group("g"))
 
     def receive(self, most: int = 10, wait_s: float = 0.0, invisible_ms: int = 60_000, **more: Any) -> Future[Any]:
+        return self.begin(most, wait_s, invisible_ms, **more)[0]
+
+    def begin(
+        self, most: int = 10, wait_s: float = 0.0, invisible_ms: int = 60_000, **more: Any
+    ) -> tuple[Future[Any], Callable[[], None]]:
+        """Begin a receive. Returns its answer, and the function that says that nobody waits for the answer any
+        more."""
         future: Future[ReceiveAnswer] = Future()
         request = ReceiveRequest("g", ("orders",), most, invisible_ms, wait_s, **more)
-        self.receives.submit(request, future.set_result, future.set_exception)
-        return future
+        return future, self.receives.submit(request, future.set_result, future.set_exception)
 
     def send(self, count: int) -> None:
         end = self.ends.there.get(QUEUE, QueueEnds(0, 0)).max_offset
@@ -200,6 +207,57 @@ def test_a_lease_that_is_changed_to_expire_now_wakes_a_waiting_receive(broker: B
     broker.settle(first, invisible_ms=0)
     [again] = waiting.result(WAIT_S).ranges
     assert again.attempts == 2
+
+
+def test_a_receive_that_nobody_waits_for_leases_nothing(broker: Broker) -> None:
+    left, leave = broker.begin(1, wait_s=LONG_S)
+    stays = broker.receive(1, wait_s=LONG_S)
+    eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which both wait")
+    leave()
+    assert left.result(WAIT_S) == ReceiveAnswer((), 0)
+    broker.send(1)
+    [given] = stays.result(WAIT_S).ranges
+    assert given.attempts == 1
+    leave()
+    assert broker.receive(1).result(WAIT_S).ranges == ()
+
+
+def test_a_receive_whose_client_leaves_while_another_gets_its_messages_leases_nothing(broker: Broker) -> None:
+    """Two receives wait under the same key. While the first gets its lease, the client of the second leaves."""
+    first, leave_first = broker.begin(1, wait_s=LONG_S)
+    second, leave_second = broker.begin(1, wait_s=LONG_S)
+    eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which both wait")
+    gate = CallGate()
+    broker.sender.before = gate
+    broker.send(1)
+    gate.wait()
+    leave_second()
+    assert second.result(WAIT_S) == ReceiveAnswer((), 0)
+    broker.sender.before = lambda: None
+    gate.open()
+    assert spans(first.result(WAIT_S)) == [(0, 1)]
+    leave_first()
+    broker.send(1)
+    assert spans(broker.receive(1, wait_s=LONG_S).result(WAIT_S)) == [(1, 1)]
+
+
+def test_a_receive_that_is_decided_after_its_client_has_left_leases_nothing(broker: Broker) -> None:
+    """The record of another change is written, so the decision about the receive waits for its turn."""
+    broker.send(2)
+    broker.receive(1).result(WAIT_S)  # the end of the queue is known now
+    gate = CallGate()
+    broker.sender.before = gate
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(broker.log.change, lambda state: state.decide_group("other"))
+        gate.wait()
+        left, leave = broker.begin(1, wait_s=LONG_S)
+        leave()
+        broker.sender.before = lambda: None
+        gate.open()
+        other.result(WAIT_S)
+    assert left.result(WAIT_S) == ReceiveAnswer((), 0)
+    [given] = broker.receive(1, wait_s=LONG_S).result(WAIT_S).ranges
+    assert (given.start, given.attempts) == (1, 1)
 
 
 def test_a_receive_in_vain_ends_when_it_has_waited(broker: Broker) -> None:

@@ -435,6 +435,35 @@ def test_a_call_under_way_when_the_server_is_closed_fails_and_a_late_answer_is_d
     assert len(failures) == 1
 
 
+def test_a_request_is_told_once_that_its_connection_has_ended(way):
+    gone: list[int] = []
+    late: list[LaneRequest] = []
+
+    def keep(request: LaneRequest) -> None:
+        request.when_gone(lambda: gone.append(request.count))
+        late.append(request)
+
+    with closing(LaneServer("test", {LATER: keep}, **way[0])) as server:
+        lanes = [Lane(server.address, timeout_s=WAIT_S, **way[1]) for _ in range(2)]
+        deadline_s = time.monotonic() + WAIT_S
+        for count in (1, 2):
+            lanes[0].send(LATER, (b"",), deadline_s, count=count)
+        lanes[1].send(LATER, (b"",), deadline_s, count=3)
+        eventually(lambda: len(late) == 3, "all requests to arrive")
+        [first] = [one for one in late if one.count == 1]
+        first.answer(b"answer")
+        assert bytes(lanes[0].receive_next(deadline_s).payload) == b"answer"
+        assert gone == []
+        lanes[0].close()
+        eventually(lambda: gone == [2], "the request without an answer")
+        for one in late:
+            one.answer(b"too late")
+        assert bytes(lanes[1].receive_next(deadline_s).payload) == b"too late"
+        lanes[1].close()
+        eventually(lambda: server.connections == 0, "the end of both connections")
+    assert gone == [2]
+
+
 def test_a_stopped_server_does_not_hang_its_clients():
     """A stopped server process does not block its clients. The kernel still accepts connections for it, up to the
     backlog, but the process never answers."""
