@@ -77,9 +77,16 @@ class AsyncLanePool:
         """Number of calls without an answer, cancelled calls included."""
         return self._calls
 
-    async def call(self, what: str, kind: int, parts: Sequence[Buffer], timeout_s: float) -> Answer:
+    async def call(
+        self,
+        what: str,
+        kind: int,
+        parts: Sequence[Buffer],
+        timeout_s: float,
+        leave: asyncio.Future[None] | None = None,
+    ) -> Answer:
         """Send a request over a lane, and return the actor's answer. `what`: the call's name in error texts. `parts`:
-        the parts of the payload.
+        the parts of the payload. `leave`: when this future is done, the actor is asked to answer at once.
 
         If the caller is cancelled, the answer is dropped; the call may run all the same. Raises the actor's error.
         Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives: the call may then have run, unless
@@ -106,7 +113,7 @@ class AsyncLanePool:
         description = self._lanes[lane]
         try:
             # `call` counts on the lane before it first waits. So no other caller takes the lane's last place.
-            return await lane.call(kind, parts, left_s(deadline_s), on_end=ended)
+            return await lane.call(kind, parts, left_s(deadline_s), on_end=ended, leave=leave)
         except LANE_LOST as error:
             if isinstance(error, RaymqError):
                 raise

@@ -10,6 +10,7 @@ repeat.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from typing import Any, Final
@@ -106,15 +107,16 @@ class AsyncBrokerClient:
         self.name = name
         self._lanes = AsyncLanePool(ActorRef(name), name)
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method in LANE_RESULTS over a lane (direct socket connection), and return its result.
+    async def call(self, method: str, *args: Any, timeout_s: float, leave: asyncio.Future[None] | None = None) -> Any:
+        """Call a method in LANE_RESULTS over a lane (direct socket connection), and return its result. `leave`: when
+        this future is done, a receive that waits at the broker is answered at once, usually without messages.
 
         If the caller is cancelled, the call may run all the same. Raises the method's error. Raises RequestTimeoutError
         or ServiceNotAvailableError if no answer arrives; the call may have run. Raises SystemBusyError if too many
         calls are unanswered.
         """
         kind = LANE_RESULTS[method]
-        answer = await self._lanes.call(method, FrameKind.CALL, (encode_call(method, args),), timeout_s)
+        answer = await self._lanes.call(method, FrameKind.CALL, (encode_call(method, args),), timeout_s, leave)
         return decode_result(answer.payload, kind)
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 thread.
 
 The server answers the requests of one connection in any order, and stops to read while PIPELINE_MAX requests of the
-connection are unanswered. A lane carries fewer calls, so that the server also reads the end of the connection. A call
-that was cancelled or timed out counts until its answer arrives, which is then dropped.
+connection are unanswered. A lane carries fewer calls, so that the server also reads LEAVE frames and the end of the
+connection. A call that was cancelled or timed out counts until its answer arrives, which is then dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from raymq.common import identity
@@ -32,7 +33,7 @@ from raymq.remoting.lane.client import (
     tls_refused,
 )
 from raymq.remoting.lane.connection import PIPELINE_MAX
-from raymq.remoting.lane.frames import Buffer, ReceivedBytes, pack_header
+from raymq.remoting.lane.frames import CORRELATION, Buffer, FrameKind, ReceivedBytes, pack_header
 from raymq.remoting.lane.handshake import TlsRefusedError
 
 LANE_CALLS_MAX: Final = PIPELINE_MAX - 1
@@ -84,9 +85,11 @@ class AsyncLane(asyncio.Protocol):
         flags: int = 0,
         count: int = 0,
         on_end: Callable[[], None] = lambda: None,
+        leave: asyncio.Future[None] | None = None,
     ) -> Answer:
         """Send a request, whose payload is the joined `parts`, and return the server's answer. `on_end`: called once,
-        when the server has answered or the connection has closed; if the call was cancelled, this is later.
+        when the server has answered or the connection has closed; if the call was cancelled, this is later. `leave`:
+        when this future is done, the server is asked to answer at once, if the request waits for something.
 
         Raises the server's error. Raises RequestTimeoutError if no answer arrives in time, and OSError or EOFError if
         the connection broke. After one of these three errors the call may have run. After a timeout, the lane takes no
@@ -103,13 +106,25 @@ class AsyncLane(asyncio.Protocol):
         self._calls[correlation] = answer, on_end
         late = RequestTimeoutError(f"the request of kind {kind}", timeout_s)
         timer = self._loop.call_later(timeout_s, _expire, answer, late)
+        on_leave = partial(self._ask_to_end, correlation)
         try:
             self._transport.write(b"".join((header, *parts)))
+            if leave is not None:
+                leave.add_done_callback(on_leave)
             return await answer
         finally:
             timer.cancel()
+            if leave is not None:
+                leave.remove_done_callback(on_leave)
             if correlation in self._calls and not self.closed:
                 self._gave_up(answer)
+
+    def _ask_to_end(self, correlation: int, _: asyncio.Future[None]) -> None:
+        """Ask the server to answer a request at once, because nobody waits for what the request waits for."""
+        if correlation in self._calls and not self.closed:
+            assert self._transport is not None
+            payload = CORRELATION.pack(correlation)
+            self._transport.write(pack_header(len(payload), FrameKind.LEAVE, 0, 0, 0, checked=self._checked) + payload)
 
     def _gave_up(self, answer: asyncio.Future[Answer]) -> None:
         """Note that a call has ended before its answer. After a timeout the server may be unreachable."""

@@ -25,10 +25,12 @@ from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, rat
 from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
+    CORRELATION,
     FLAG_ERROR,
     HEADER,
     Buffer,
     Fields,
+    FrameKind,
     ProtocolError,
     encode_error,
     pack_header,
@@ -200,8 +202,12 @@ class LaneRequest:
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def when_gone(self, call: Callable[[], None]) -> None:
-        """Call `call` once, in the server's thread, if the connection ends before the request is answered. `call` must
-        not block. Only the handler may call this method, while it runs; a second call replaces the first."""
+        """Call `call` once, in the server's thread, if nobody waits for the answer any more: the connection ends, or
+        the client sends a LEAVE frame, before the request is answered. `call` must not block. The request must be
+        answered all the same.
+
+        Only the handler may call this method, while it runs; a second call replaces the first.
+        """
         if self._connection is not None:
             self._connection.on_gone[self._correlation] = call
 
@@ -264,7 +270,8 @@ class Connection:
         self._requests = 0
         """Number of requests of this connection that are not yet answered."""
         self.on_gone: dict[int, Callable[[], None]] = {}
-        """Functions to call if the connection ends, by the correlation of a request that is not yet answered."""
+        """Functions to call if nobody waits for the answer any more, by the correlation of a request that is not yet
+        answered."""
         self._out: deque[memoryview] = deque()
         self._events = 0
 
@@ -428,6 +435,10 @@ class Connection:
         self._requests += 1
         handler = self.server.handlers.get(kind)
         try:
+            if handler is None and kind == FrameKind.LEAVE:
+                self._leave(payload)
+                request.drop()
+                return
             if handler is None:
                 raise ServiceNotAvailableError(
                     f"{self.server.label} does not serve requests of kind {kind}; use the same version of raymq "
@@ -438,6 +449,14 @@ class Connection:
             raise
         except Exception as error:
             request.fail(self.server.told(error, f"a request of kind {kind}"))
+
+    def _leave(self, payload: memoryview) -> None:
+        """End a request whose answer nobody waits for any more. Does nothing if the request is answered already."""
+        if len(payload) != CORRELATION.size:
+            raise ProtocolError(f"a LEAVE frame has {len(payload)} bytes, not {CORRELATION.size}")
+        call = self.on_gone.pop(CORRELATION.unpack(payload)[0], None)
+        if call is not None:
+            call()
 
     # Receiving large frames
 

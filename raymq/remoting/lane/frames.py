@@ -28,9 +28,16 @@ FLAG_ERROR: Final = 1
 Buffer = bytes | bytearray | memoryview
 
 
+CORRELATION: Final = struct.Struct("<Q")
+"""Format of the payload of a LEAVE frame: the correlation of the request whose answer nobody waits for any more."""
+
+
 class FrameKind(IntEnum):
-    """The kinds of frames that storage actors serve. Other servers define their own kinds, with numbers from
-    OTHER on."""
+    """The kinds of frames that storage actors serve. Other servers define their own kinds, with numbers from OTHER on.
+
+    Each server takes a LEAVE frame: it ends an earlier request of the same connection if the request's handler can do
+    so (`LaneRequest.when_gone`). The request gets its answer as usual; the LEAVE frame gets none.
+    """
 
     OPEN = 1
     APPEND = 2
@@ -40,6 +47,7 @@ class FrameKind(IntEnum):
     READ_LOG = 6
     APPEND_LOG = 7
     ACK_LOG = 8
+    LEAVE = 9
     OTHER = 16
 
 

@@ -221,6 +221,43 @@ def test_the_answer_of_a_cancelled_call_is_dropped(served: Served) -> None:
     run(served, scenario)
 
 
+def test_a_call_that_leaves_is_answered_at_once_and_its_neighbours_wait_on(served: Served) -> None:
+    gone: list[LaneRequest] = []
+
+    def keep(request: LaneRequest) -> None:
+        def leave() -> None:
+            gone.append(request)
+            request.answer(b"left")
+
+        request.when_gone(leave)
+        served.late.append(request)
+
+    served.server.handlers = {**served.server.handlers, SILENT: keep}
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        leaves: list[asyncio.Future[None]] = [loop.create_future() for _ in range(LANE_CALLS_MAX)]
+        calls = [
+            asyncio.ensure_future(served.pool.call("call", SILENT, (b"",), WAIT_S, leave)) for leave in leaves
+        ]  # fmt: skip
+        await served.waiting(LANE_CALLS_MAX)
+        leaves[2].set_result(None)
+        assert bytes((await calls[2]).payload) == b"left"
+        assert (len(gone), served.pool.lanes, served.pool.calls) == (1, 1, LANE_CALLS_MAX - 1)
+        assert not any(call.done() for call in calls if call is not calls[2])
+        # a request that is answered before the server reads that its caller has left is answered once
+        for request in served.late:
+            request.answer(b"answer")
+        for leave in leaves[3:]:
+            leave.set_result(None)
+        answers = [bytes((await call).payload) for call in calls]
+        assert answers == [b"answer", b"answer", b"left", *[b"answer"] * (LANE_CALLS_MAX - 3)]
+        assert await served.call(ECHO, b"the lane serves on") == b"the lane serves on"
+        assert (len(gone), served.pool.lanes, served.pool.calls) == (1, 1, 0)
+
+    run(served, scenario)
+
+
 def test_calls_that_wait_end_when_the_server_restarts_and_the_next_call_finds_it(served: Served) -> None:
     async def scenario() -> None:
         calls = [asyncio.ensure_future(served.call(LATER)) for _ in range(20)]

@@ -2,8 +2,8 @@
 waits holds no thread.
 
 PopSteps (raymq.client.consumer.simple.pop_steps) decides the steps of each call, as for PopCalls. Leased messages are
-read in a thread, for milliseconds. A receive whose caller is cancelled cannot end at the broker, so it goes on, and
-gives its messages back.
+read in a thread, for milliseconds. If the caller of a receive is cancelled, the broker is asked to answer at once; the
+messages of an answer that was under way are given back.
 """
 
 from __future__ import annotations
@@ -83,15 +83,17 @@ class AsyncPopCalls:
         first message. `subscriptions`: the wanted messages, by topic. Messages that they exclude are acknowledged, so
         the list may be empty before `wait_s` has passed.
 
-        A call that repeats another call's `attempt_id` gets the same leases. If the caller is cancelled, the messages
-        are visible to other members of the group as soon as the broker has answered, and their attempt does not count.
-        After an error, messages may have been leased; they are delivered again.
+        A call that repeats another call's `attempt_id` gets the same leases. If the caller is cancelled, the receive
+        ends at the broker, too. Messages that were leased before are then visible to other members of the group at
+        once, and their attempt does not count. After an error, messages may have been leased; they are delivered again.
         """
         places = (broker_name, subscriptions, max_messages, invisible_ms, wait_s, ordered, attempt_id)
-        running = self._begin(self._run(self._steps.receive(*places)))
+        leave: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = self._begin(self._run(self._steps.receive(*places), leave))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            leave.set_result(None)
             self._begin(self._give_back(running))
             raise
 
@@ -174,13 +176,14 @@ class AsyncPopCalls:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, steps: Steps[T]) -> T:
-        """Make the calls of the steps, one after another, and return the result."""
+    async def _run(self, steps: Steps[T], leave: asyncio.Future[None] | None = None) -> T:
+        """Make the calls of the steps, one after another, and return the result. `leave`: done when nobody waits for
+        messages any more."""
         try:
             step = next(steps)
             while True:
                 try:
-                    result = await self._make(step)
+                    result = await self._make(step, leave)
                 # the steps decide what follows an error
                 except BaseException as error:
                     step = steps.throw(error)
@@ -190,13 +193,13 @@ class AsyncPopCalls:
             value: T = end.value
             return value
 
-    async def _make(self, step: BrokerCall | BlockingCall) -> Any:
+    async def _make(self, step: BrokerCall | BlockingCall, leave: asyncio.Future[None] | None) -> Any:
         if isinstance(step, BlockingCall):
             return await asyncio.get_running_loop().run_in_executor(self._threads, step.run)
         name, method, arguments, once_s = step
         client = self._broker(name)
         if once_s is not None:
-            return await client.call(method, *arguments, timeout_s=once_s)
+            return await client.call(method, *arguments, timeout_s=once_s, leave=leave)
         call: Callable[..., Awaitable[Any]] = client.call
         return await persist_in_loop(time.monotonic() + SETTLE_TIMEOUT_S, attempts_of(call, method, arguments))
 

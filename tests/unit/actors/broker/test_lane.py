@@ -3,6 +3,7 @@ as it has as an actor method."""
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 import time
@@ -43,6 +44,7 @@ from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
 from raymq.remoting.lane.address import LaneAddress
+from raymq.remoting.lane.async_client import open_lane
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
@@ -202,6 +204,32 @@ def test_a_receive_of_a_client_that_has_died_leaves_its_message_to_the_next_clie
     answer = decode_result(lives.receive_next(time.monotonic() + WAIT_S).payload, ReceiveAnswer)
     assert [(given.start, given.attempts) for given in answer.ranges] == [(0, 1)]
     lives.close()
+    broker._receives.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_receive_whose_client_leaves_is_answered_at_once_and_the_connection_stays(
+    broker: LocalBroker, remote: bool
+) -> None:
+    broker._receives = Receives(broker.log, Ends())  # type: ignore[arg-type]  # a fake
+
+    async def scenario() -> None:
+        async with asyncio.timeout(WAIT_S):
+            lane = await open_lane(broker.lane.address, remote=remote, timeout_s=WAIT_S)
+            leave = asyncio.get_running_loop().create_future()
+            request = ReceiveRequest("g", ("orders",), 1, 60_000, LONG_S)
+            parts = (encode_call("receive_messages", (request,)),)
+            receiving = asyncio.ensure_future(lane.call(FrameKind.CALL, parts, WAIT_S, leave=leave))
+            while not len(broker._receives._waiting):
+                await asyncio.sleep(0.01)
+            leave.set_result(None)
+            assert decode_result((await receiving).payload, ReceiveAnswer) == ReceiveAnswer((), 0)
+            assert len(broker._receives._waiting) == 0
+            answer = await lane.call(FrameKind.CALL, (encode_call("ack_messages", ("g", [])),), WAIT_S)
+            assert decode_result(answer.payload, int) == 0
+            lane.close()
+
+    asyncio.run(scenario())
     broker._receives.close()
 
 

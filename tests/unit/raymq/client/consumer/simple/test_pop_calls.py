@@ -155,16 +155,20 @@ class FakeClient:
         self._broker = broker
         self.now = asyncio.Event()
         self.now.set()
+        self.leave: asyncio.Future[None] | None = None
+        """Done when nobody waits for the answer to the last receive any more."""
         self.calls: list[str] = []
         self.answers: list[Any] = []
         """The answers to receives; an exception is raised."""
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def call(self, method: str, *args: Any, timeout_s: float, leave: asyncio.Future[None] | None = None) -> Any:
         self.calls.append(method)
         if method == "start_receiving":
             return None
         if method != "receive_messages":
             return self._broker.call(BROKER, method, *args)
+        assert leave is not None
+        self.leave = leave
         await self.now.wait()
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -356,9 +360,12 @@ def test_a_cancelled_receive_gives_its_messages_back_without_counting_the_attemp
         waiting = asyncio.ensure_future(receive(pop))
         while "receive_messages" not in client.calls:
             await asyncio.sleep(0)
+        assert client.leave is not None
+        assert not client.leave.done()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        assert client.leave.done(), "the broker is asked to answer at once"
         assert broker.visible_now() == 0
         client.now.set()
         async with asyncio.timeout(WAIT_S):
