@@ -29,6 +29,7 @@ from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
+from raymq.remoting.async_lane_pool import ASYNC_CALLS_MAX
 from raymq.remoting.broker_client import AsyncBrokerClient
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
@@ -36,8 +37,9 @@ ROUTES_MAX: Final = 10_000
 """Maximum number of topics whose routes are kept. Beyond this number all are dropped."""
 CLUSTER_CALLS_MAX: Final = 16
 """Maximum number of threads that one gateway uses for blocking calls."""
-RECEIVES_MAX: Final = 4096
-"""Maximum number of receives that wait at one gateway. A receive that waits holds no thread."""
+RECEIVES_MAX: Final = ASYNC_CALLS_MAX * 3 // 4
+"""Maximum number of waits for messages at one gateway. A receive waits once at each of its broker groups, and holds no
+thread. The other calls to a broker that may be under way are for acknowledgements and renewals."""
 GROUPS_OPEN_MAX: Final = 1000
 """Maximum number of consumer groups whose connections to brokers stay open."""
 
@@ -118,7 +120,7 @@ class GatewayCluster:
         self._known: dict[str, tuple[TopicRoute, float]] = {}
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
         """The calls of each group and namespace, the least recently used first."""
-        self._receives = 0
+        self._waits = 0
         self._brokers: dict[str, AsyncBrokerClient] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self.threads = ThreadPoolExecutor(CLUSTER_CALLS_MAX, "gateway")
@@ -185,18 +187,18 @@ class GatewayCluster:
         return found
 
     async def receive(self, receive: PollingReceive) -> list[ReceivedMessage]:
-        """Run a receive. If the caller is cancelled, the receive ends within seconds, and its messages are visible to
-        other clients again.
+        """Run a receive. If the caller is cancelled, the receive ends at its brokers, too, and leases no more messages.
 
-        Raises SystemBusyError if RECEIVES_MAX receives are waiting.
+        Raises SystemBusyError if this gateway would wait for messages more than RECEIVES_MAX times.
         """
-        if self._receives >= RECEIVES_MAX:
-            raise SystemBusyError(f"{RECEIVES_MAX} receives are waiting at this gateway, its maximum")
-        self._receives += 1
+        waits = len(receive.brokers)
+        if self._waits + waits > RECEIVES_MAX:
+            raise SystemBusyError(f"this gateway waits for messages {self._waits} times; its maximum is {RECEIVES_MAX}")
+        self._waits += waits
         try:
-            return await receive.run()
+            return await receive.run(self.later)
         finally:
-            self._receives -= 1
+            self._waits -= waits
 
     def broker(self, name: str) -> AsyncBrokerClient:
         """Return the client of a broker, which the calls of all groups share."""

@@ -1,8 +1,8 @@
 """PollingReceive receives messages of one topic from all of its broker groups, until its client leaves.
 
-RocketMQ's clients name one broker group. The name is only where this receive looks first: a message at another group is
-received at once, too, because the receipt names the broker group that settles it. The broker decides by the group's
-settings whether the messages come in order.
+RocketMQ's clients name one broker group. The name is only where this receive looks first. Then it waits at all broker
+groups at the same time, so a message at another group is received at once, too: the receipt names the broker group that
+settles the message. The broker decides by the group's settings whether the messages come in order.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from raymq.client.consumer.simple.engine import WAIT_OF_ONE_S, WAIT_OF_SEVERAL_S
 from raymq.client.consumer.simple.pop_steps import Place
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
@@ -24,6 +23,9 @@ from raymq.common.retry import Backoff
 from raymq.gateway.convert.leases import LeaseTerms
 
 logger = logging.getLogger(__name__)
+
+Later = Callable[[Coroutine[Any, Any, object]], None]
+"""Type of a function that runs a coroutine in a task of its own, without a result."""
 
 
 class GroupCalls(Protocol):
@@ -79,45 +81,85 @@ class PollingReceive:
     terms: LeaseTerms
     attempt_id: str = ""
 
-    async def run(self) -> list[ReceivedMessage]:
-        """Receive messages. Returns an empty list if none arrived in time. Messages that the subscription excludes do
-        not end the wait. If the caller is cancelled, a message that still arrives is visible to other clients at once.
+    async def run(self, later: Later) -> list[ReceivedMessage]:
+        """Receive messages of one broker group. Returns an empty list if none arrived in time. Messages that the
+        subscription excludes do not end the wait.
 
+        `later`: runs a coroutine that outlives this call. If the caller is cancelled, or if two broker groups have
+        messages at the same time, the messages that the caller does not get are visible to other clients at once.
         Raises the last error of a broker group if no group had a message.
         """
         deadline_s = time.monotonic() + self.terms.wait_s
-        most_s = WAIT_OF_ONE_S if len(self.brokers) == 1 else WAIT_OF_SEVERAL_S
-        backoff, first = Backoff(), True
+        if len(self.brokers) == 1:
+            return await self._receive_from(self.brokers[0], deadline_s, self.attempt_id)
+        failure: RaymqError | None = None
+        for broker in self.brokers:
+            try:
+                messages = await self._receive(broker, 0.0, self.attempt_id)
+            except RaymqError as error:
+                failure = error
+                continue
+            if messages:
+                return messages
+        if time.monotonic() < deadline_s:
+            return await self._wait_at_all(deadline_s, later)
+        await self.calls.report_reads()
+        if failure is not None:
+            raise failure
+        return []
+
+    async def _wait_at_all(self, deadline_s: float, later: Later) -> list[ReceivedMessage]:
+        """Wait at all broker groups at the same time, for the first that has messages."""
+        waits = [asyncio.ensure_future(self._receive_from(broker, deadline_s)) for broker in self.brokers]
+        chosen: asyncio.Future[list[ReceivedMessage]] | None = None
+        try:
+            running = set(waits)
+            while running and chosen is None:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                chosen = next((wait for wait in waits if wait in done and _messages_of(wait)), None)
+        finally:
+            for wait in waits:
+                if not wait.done():
+                    wait.cancel()
+                elif wait is not chosen and (surplus := _messages_of(wait)):
+                    later(self.give_back(surplus))
+        if chosen is not None:
+            return chosen.result()
+        failures = [error for wait in waits if (error := wait.exception()) is not None]
+        if failures:
+            raise failures[-1]
+        return []
+
+    async def _receive_from(self, broker: str, deadline_s: float, attempt_id: str = "") -> list[ReceivedMessage]:
+        """Receive messages of one broker group, with retries until the deadline."""
+        backoff = Backoff()
         while True:
-            failure: RaymqError | None = None
-            for broker in self.brokers:
-                left_s = max(0.0, deadline_s - time.monotonic())
-                try:
-                    messages = await self._receive(broker, 0.0 if first else min(left_s, most_s), is_first=first)
-                except RaymqError as error:
-                    failure = error
-                    continue
-                if messages:
-                    return messages
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                messages = await self._receive(broker, left_s, attempt_id)
+            except RaymqError as error:
+                if not error.retryable or not left_s:
+                    raise
+                pause_s = max(backoff.next(), error.retry_after_s or 0.0)
+                await asyncio.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
+                continue
+            if messages:
+                return messages
             await self.calls.report_reads()
             if time.monotonic() >= deadline_s:
-                if failure is not None:
-                    raise failure
                 return []
-            if failure is not None:
-                await asyncio.sleep(min(backoff.next(), max(0.0, deadline_s - time.monotonic())))
-            first = False
+            # With the id, the next call would get the leases whose messages this call has already read.
+            attempt_id = ""
+            backoff.reset()
 
-    async def _receive(self, broker: str, wait_s: float, *, is_first: bool) -> list[ReceivedMessage]:
-        # Only the first look has the client's id. With the id, a later look would get the leases that an earlier look
-        # has already read.
+    async def _receive(self, broker: str, wait_s: float, attempt_id: str) -> list[ReceivedMessage]:
         return await self.calls.receive(
             broker,
             {self.subscription.topic: self.subscription},
             self.terms.max_messages,
             self.terms.invisible_ms,
             wait_s,
-            attempt_id=self.attempt_id if is_first else "",
+            attempt_id=attempt_id,
         )
 
     async def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -127,3 +169,8 @@ class PollingReceive:
             await self.calls.change_invisible(messages, 0, counted=False)
         except RaymqError as error:
             logger.info("%d messages are delivered again after their lease: %s", len(messages), error)
+
+
+def _messages_of(wait: asyncio.Future[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+    """Return the messages of a wait that is done; an empty list if the wait failed."""
+    return [] if wait.cancelled() or wait.exception() is not None else wait.result()

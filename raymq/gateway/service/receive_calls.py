@@ -166,6 +166,10 @@ class ReceiveCalls:
         wished = request.message_queue.broker.name
         names = {queue.broker_name for queue in route.subscribe_queues}
         brokers = sorted(names, key=lambda name: (name != wished, name))
+        if request.auto_renew and wished in names:
+            # A push consumer receives from each broker group by a call of its own. If each call waited at all groups,
+            # the waits would grow with the square of the number of groups.
+            brokers = [wished]
         if not brokers:
             raise ServiceNotAvailableError(f"topic {topic!r} has no queue that can be read now; see `raymq status`")
         calls = self._cluster.group_calls(group, namespace)

@@ -31,7 +31,8 @@ class _Lease:
 
 class FakeGroupCalls:
     """The messages of a group, by broker. `failures`: an error for each broker that does not answer. `receives`: the
-    arguments of each receive: broker, wait in seconds, and attempt id. `answers`: while it is clear, receives that wait
+    arguments of each receive: broker, wait in seconds, and attempt id. `waiting`: number of receives that wait now.
+    `answers`: while it is clear, receives that wait
     get no answer."""
 
     def __init__(self, group: str) -> None:
@@ -42,6 +43,7 @@ class FakeGroupCalls:
         self.returned: list[tuple[int, bool]] = []
         self.extended: list[int] = []
         self.is_closed = False
+        self.waiting = 0
         self.answers = asyncio.Event()
         self.answers.set()
         self._changed = asyncio.Event()
@@ -86,9 +88,13 @@ class FakeGroupCalls:
             left_s = end_s - time.monotonic()
             if found or left_s <= 0:
                 break
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._changed.wait()
+            self.waiting += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._changed.wait()
+            finally:
+                self.waiting -= 1
         messages = [self._leased(topic, broker_name, one, invisible_ms) for one in found]
         wanted = [one for one in messages if subscription.matches(one.tags)]
         self._settle([self._lease_of(topic, one.handle) for one in messages if one not in wanted])
@@ -188,6 +194,10 @@ class FakeGroupCalls:
     async def wait_until_returned(self, count: int) -> None:
         """Wait until `count` messages were returned."""
         await self._until(lambda: len(self.returned) >= count)
+
+    async def wait_until_nobody_waits(self) -> None:
+        """Wait until no receive waits for a message."""
+        await self._until(lambda: not self.waiting)
 
     @staticmethod
     async def _until(condition: Callable[[], bool]) -> None:
