@@ -188,6 +188,8 @@ class Receives:
         def go_on() -> None:
             self._busy.discard(receive.key)
             if not answered:
+                # The present question to the store may leave out the queues of this receive.
+                receive.looked = False
                 self._waiting.put_back(receive)
                 self._end_left(receive)
 

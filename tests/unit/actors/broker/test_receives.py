@@ -260,6 +260,33 @@ def test_a_receive_that_is_decided_after_its_client_has_left_leases_nothing(brok
     assert (given.start, given.attempts) == (1, 1)
 
 
+def test_a_receive_that_lost_its_message_to_another_one_gets_the_next_message(broker: Broker) -> None:
+    """While the message of a waiting receive is leased to another receive, the broker asks the store for the queues of
+    the other groups only."""
+    broker.log.change(lambda state: state.decide_topic("bills", 1, 1))
+    broker.log.change(lambda state: state.decide_group("other"))
+    broker.receives.submit(ReceiveRequest("other", ("bills",), 1, 60_000, LONG_S), lambda answer: None, print)
+    loses = broker.receive(1, wait_s=LONG_S)
+    eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which both wait")
+    gate = CallGate()
+    broker.sender.before = gate
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(broker.log.change, lambda state: state.decide_group("third"))
+        gate.wait()
+        broker.send(1)
+        broker.ends.known[QUEUE] = broker.ends.there[QUEUE]
+        wins = broker.receive(1)
+        asked = len(broker.ends.asks)
+        del broker.ends.known[QUEUE]
+        eventually(lambda: len(broker.ends.asks) > asked, "the question without the queue of the busy receive")
+        broker.sender.before = lambda: None
+        gate.open()
+        change.result(WAIT_S)
+    assert spans(wins.result(WAIT_S)) == [(0, 1)]
+    broker.send(1)
+    assert spans(loses.result(WAIT_S)) == [(1, 1)]
+
+
 def test_a_receive_in_vain_ends_when_it_has_waited(broker: Broker) -> None:
     assert broker.receive(1, wait_s=0.05).result(WAIT_S) == ReceiveAnswer((), 0)
 
