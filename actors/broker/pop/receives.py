@@ -83,8 +83,8 @@ class Receives:
         self._busy: set[WaitKey] = set()
         """The keys (WaitKey) of the receives whose messages are being leased now."""
         self._covered: list[WaitingReceive] = []
-        """The waiting receives whose queues the current long poll covers. The long poll asks the store for the end
-        offsets of these queues."""
+        """The receives that wait for the answer of the current question to the store. The question asks for the end
+        offsets of their queues."""
 
     def submit(
         self,
@@ -271,8 +271,8 @@ class Receives:
         """Answer the waiting receives whose wait time is over. If the store has not answered for a receive in time, the
         receive fails instead."""
         now_s = time.monotonic()
-        for receive in self._waiting.all():
-            if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
+        for receive in self._waiting.late(now_s):
+            if receive.looked and receive.key not in self._busy:
                 self._waiting.take(receive)
                 receive.answer(ReceiveAnswer((), 0))
             elif receive.deadline_s + LOOK_TIMEOUT_S <= now_s:
@@ -282,25 +282,21 @@ class Receives:
     def _ask(self) -> None:
         """Start a long poll for the end offsets of all queues that receives wait for, unless the current long poll
         already includes these queues."""
-        waiting = self._waiting.all()
-        covered = {id(receive) for receive in self._covered}
-        new = [receive for receive in waiting if not receive.looked and id(receive) not in covered]
-        if not waiting or (self._ends.is_asking and not new):
+        unlooked = self._waiting.unlooked()
+        if not len(self._waiting) or (self._ends.is_asking and set(self._covered).issuperset(unlooked)):
             return
         requests = [receive.request for receive in self._waiting.firsts()]
         queues = self._log.peek(
             lambda state: list(dict.fromkeys(queue for one in requests for queue in _queues(state, one)))
         )
-        looks = any(not receive.looked for receive in waiting)
-        if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
-            self._covered = waiting
+        if queues and self._ends.ask(queues, 0.0 if unlooked else ASK_WAIT_S):
+            self._covered = unlooked
             if not self._ends.is_asking:  # the end offsets were fetched without a long poll, so they are known already
                 self._looked()
                 self._post(lambda: None)
 
     def _looked(self) -> None:
-        for receive in self._covered:
-            receive.looked = True
+        self._waiting.note_looked(self._covered)
         self._covered = []
 
     def _wait(self, due_s: float) -> None:
@@ -320,8 +316,9 @@ class Receives:
     def _next_s(self, due_s: float) -> float:
         """Return the time of the next deadline, at which the receive thread must continue even without an
         event."""
-        times = [time.monotonic() + due_s, self._ends.next_look_s() or math.inf]
-        for receive in self._waiting.all():
+        now_s = time.monotonic()
+        times = [now_s + due_s, self._ends.next_look_s() or math.inf, self._waiting.next_deadline_s()]
+        for receive in self._waiting.late(now_s):
             ends = receive.looked and receive.key not in self._busy
             times.append(receive.deadline_s + (0 if ends else LOOK_TIMEOUT_S))
         return min(times)

@@ -18,6 +18,7 @@ from actors.broker.pop.receives import Receives
 from actors.broker.state_log import StateLog
 from actors.core.broker.state import BrokerState
 from actors.core.pop.settle import decide_ack, decide_invisible
+from actors.core.pop.waiting import ENDED_DEADLINES_MAX
 from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,
@@ -285,6 +286,21 @@ def test_a_receive_that_lost_its_message_to_another_one_gets_the_next_message(br
     assert spans(wins.result(WAIT_S)) == [(0, 1)]
     broker.send(1)
     assert spans(loses.result(WAIT_S)) == [(1, 1)]
+
+
+def test_many_receives_with_different_deadlines_end_in_time(broker: Broker) -> None:
+    """The receives of one key end in the order of their deadlines, not of their arrival."""
+    waiting = [broker.receive(1, wait_s=LONG_S) for _ in range(100)]
+    short = [broker.receive(1, wait_s=0.05 * (3 - number)) for number in range(3)]
+    assert [one.result(WAIT_S).ranges for one in short] == [(), (), ()]
+    assert not any(one.done() for one in waiting)
+    broker.send(100)
+    got = [spans(one.result(WAIT_S)) for one in waiting]
+    assert got == [[(number, 1)] for number in range(100)]
+    # the deadlines of receives that have ended are not kept
+    for _ in range(200):
+        broker.receive(1).result(WAIT_S)
+    assert len(broker.receives._waiting._deadlines) <= ENDED_DEADLINES_MAX + 1
 
 
 def test_a_receive_in_vain_ends_when_it_has_waited(broker: Broker) -> None:
