@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from raymq.client.admin.browse import Page
+from raymq.client.admin.live_tails import TailEvent, TooManyViewersError, Wants
 from raymq.client.consumer.pull_once import has_text, is_wanted
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
@@ -29,7 +30,6 @@ from raymq.tools.console.messages.search import (
     bodies_shown,
     check_text_search,
 )
-from raymq.tools.console.messages.tail import TailEvent, TooManyViewersError, Wants
 from raymq.tools.console.pages.sending import new_message, send_and_go_back
 from raymq.tools.console.web.answers import page, redirect
 from raymq.tools.console.web.changes import form_of, query_of

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from raymq.client.admin.live_tails import Positions, Tails
 from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
 from raymq.common.protocol.clients import ProducerConnection
 from raymq.tools.console.cluster import ClusterView, ConsoleCluster
 from raymq.tools.console.messages.replays import Replays
-from raymq.tools.console.messages.tail import Positions, Tails
 from raymq.tools.console.security.sessions import NOTICES_MAX, ConsoleUser, Notice, Session, Sessions
 from raymq.tools.console.settings import ConsoleSettings
 from raymq.tools.console.web.history import SAMPLE_INTERVAL_S, ClusterFigures, RateHistory, spark_points
@@ -48,7 +48,9 @@ class Console:
         self._sparklines: dict[str, str] = {}
         """Cached sparklines (small charts) by topic. They are dropped at each new sample."""
         self.sessions = Sessions()
-        self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
+        self.tails = Tails(
+            self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers, limit="console.max_viewers"
+        )
         self.replays = Replays()
 
     async def ask(self, call: Callable[[ConsoleCluster], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:

@@ -1,4 +1,4 @@
-"""Tests of the console's live view of new messages (tail), without a server. One reader serves all viewers of a topic.
+"""Tests of live views of a topic's new messages (tail), without a server. One reader serves all viewers of a topic.
 The messages per second and the number of viewers are limited."""
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-import raymq.tools.console.messages.tail as module
+import raymq.client.admin.live_tails as module
+from raymq.client.admin.live_tails import TAIL_WAITING_MAX, TailEvent, Tails, TooManyViewersError, Viewer
 from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
-from raymq.tools.console.messages.tail import TAIL_WAITING_MAX, TailEvent, Tails, TooManyViewersError, Viewer
 
 
 class Topic:
@@ -40,7 +40,7 @@ def run(test: Callable[[Topic], Awaitable[None]]) -> None:
 
 
 def tails_of(topic: Topic, *, rate: int = 1_000_000, max_viewers: int = 20) -> Tails:
-    return Tails(topic.read, rate=rate, max_viewers=max_viewers, round_s=0.001)
+    return Tails(topic.read, rate=rate, max_viewers=max_viewers, limit="console.max_viewers", round_s=0.001)
 
 
 async def wait_for_begin(viewer: Viewer) -> None:

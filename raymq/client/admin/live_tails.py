@@ -1,4 +1,4 @@
-"""Live tails: show the messages of a topic to people as the messages arrive.
+"""Live tails: show the messages of a topic as they arrive, to viewers of the console and of the gateway.
 
 All viewers of a topic share one reader, which joins no group and begins at the ends of the queues. The reader reads at
 most `rate` messages per second and counts the messages that it skips. So a busy topic costs as much as a quiet one. A
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.client.admin.messages import Arrived
-from raymq.common.errors import RaymqError
+from raymq.common.errors import RaymqError, SystemBusyError
 from raymq.common.message import MessageExt, MessageQueue
 
 TAIL_WAITING_MAX: Final = 500
@@ -51,8 +51,8 @@ the maximum number of messages. If the positions are None, it returns no message
 queues. Raises RaymqError."""
 
 
-class TooManyViewersError(RaymqError):
-    """Raised if a live tail would exceed the limit of viewers, console.max_viewers."""
+class TooManyViewersError(SystemBusyError):
+    """Raised if a live tail would exceed the limit of viewers."""
 
 
 class Viewer:
@@ -127,7 +127,7 @@ class _Reader:
                 logger.exception("cannot read the tail of topic %s", self._topic)
                 pause_s = max(TAIL_ERROR_PAUSE_S, pause_s)
                 for viewer in self.viewers:
-                    viewer.fail("the topic cannot be read; see the console's log")
+                    viewer.fail("the topic cannot be read; see the server's log")
             else:
                 positions = batch.positions
                 for viewer in self.viewers:
@@ -136,12 +136,13 @@ class _Reader:
 
 
 class Tails:
-    """All live tails of a console. Each topic has one reader and its viewers."""
+    """All live tails of a server. Each topic has one reader and its viewers."""
 
-    def __init__(self, read: Read, *, rate: int, max_viewers: int, round_s: float = TAIL_ROUND_S) -> None:
+    def __init__(self, read: Read, *, rate: int, max_viewers: int, limit: str, round_s: float = TAIL_ROUND_S) -> None:
         """`rate`: maximum number of messages per second that the live tail of a topic shows. `max_viewers`: maximum
-        number of viewers of all topics together."""
+        number of viewers of all topics together. `limit`: the name of this limit, for errors."""
         self._read, self._rate, self._max_viewers, self._round_s = read, rate, max_viewers, round_s
+        self._limit = limit
         self._readers: dict[str, _Reader] = {}
         self._closed = False
 
@@ -155,7 +156,7 @@ class Tails:
         TooManyViewersError if the limit of viewers is reached, or after `close`."""
         if self._closed or self.viewers >= self._max_viewers:
             raise TooManyViewersError(
-                f"{self.viewers} tails are open, as many as console.max_viewers ({self._max_viewers}) allows: "
+                f"{self.viewers} tails are open, as many as {self._limit} ({self._max_viewers}) allows: "
                 "close one of them"
             )
         if topic not in self._readers:
