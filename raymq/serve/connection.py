@@ -7,18 +7,15 @@ Every method waits for brokers and stores, and raises RaymqErrors. The rules for
 from __future__ import annotations
 
 import os
-import re
 from concurrent.futures import Future
 from typing import Final
 
 from raymq.client.client import Client, connect
 from raymq.client.consumer.pull.consumer import PullConsumer
-from raymq.client.producer.queue_selector import select_queue_by_hash
 from raymq.common.closing import OfProcess
 from raymq.common.errors import (
     GroupNotExistError,
     MessageIllegalError,
-    ServiceNotAvailableError,
     TopicExistsError,
     TopicNotExistError,
 )
@@ -26,14 +23,12 @@ from raymq.common.message import ConsumeFromWhere, Message, MessageExt, SendResu
 from raymq.common.names import retry_topic
 from raymq.common.protocol.group import GroupConfig, GroupSummary
 from raymq.remoting.namespaced_routes import NamespacedRoutes
-from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.config import TaskSettings
 from raymq.serve.lag import tasks_summary
-from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
+from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
+from raymq.serve.task_messages import property_text, state_message, task_history, task_message
 
-STATES_MAX: Final = 64
-"""Maximum number of stored states that are read for one task, newest first."""
 TASK_COMMIT_INTERVAL_S: Final = 1.0
 """Interval in s at which a replica commits its acknowledged tasks. If a replica dies between two commits, the
 acknowledged tasks are delivered again. They do not run again, because their stored state is SUCCESS."""
@@ -41,8 +36,6 @@ ABSENT_AFTER_S: Final = 86_400.0
 """Maximum time in s for which a replica may receive no task because all its handlers are busy. After this time the
 replica leaves its consumer group."""
 ERROR_PROPERTY: Final = "error"
-TASK_PROPERTY: Final = "task"
-ERROR_PROPERTY_BYTES_MAX: Final = 1000
 
 
 class TaskConnection(OfProcess):
@@ -77,13 +70,7 @@ class TaskConnection(OfProcess):
     def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
         """Store a task and its first state; both are durable when the call returns. Raises SendUnknownError or another
         send error if the store does not confirm the task and the state."""
-        message = Message(
-            self._settings.queue,
-            task.encode(),
-            keys=(task.id,),
-            properties={TASK_PROPERTY: _property(task.name)},
-            deliver_at_ms=deliver_at_ms,
-        )
+        message = task_message(self._settings.queue, task, deliver_at_ms)
         sent = self._producer.send_async(message, sharding_key=sharding_key)
         told = self.tell(state, state.encode())
         sent.result()
@@ -92,29 +79,7 @@ class TaskConnection(OfProcess):
     def history(self, task_id: str) -> TaskHistory:
         """Return the history of a task from all of its stored states, including the most recent. Raises
         ServiceNotAvailableError if the broker group with these states is unavailable."""
-        topic = self._settings.results
-        route = self._routes.wait(topic, ROUTE_TIMEOUT_S)
-        own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
-        if own not in route.brokers:
-            raise ServiceNotAvailableError(
-                f"broker group {own!r}, which has the states of task {task_id!r}, is not available; see `raymq status`"
-            )
-        states = self._states(task_id, own)
-        if not any(state.state is TaskState.PENDING for state in states):
-            # The task's first state (PENDING) was not found in the expected broker group. Either the task is unknown,
-            # or the state was stored when the result topic had other queues. So search all broker groups.
-            states = self._states(task_id, None)
-        return TaskHistory.of(states)
-
-    def _states(self, task_id: str, broker_name: str | None) -> list[StateRecord]:
-        """Return the states of a task in the order in which they were stored. They are read from one broker group, or
-        from all broker groups if `broker_name` is None."""
-        found = self._admin.query_by_key(
-            self._settings.results, task_id, max_messages=STATES_MAX, broker_name=broker_name
-        )
-        found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_offset))
-        states = [decode_state(message.body) for message in found if message.body_error is None]
-        return [state for state in states if state is not None and state.task_id == task_id]
+        return task_history(self._routes, self._admin, self._settings.results, task_id)
 
     def summary(self) -> GroupSummary:
         """Return a summary of the consumer group to which the deployment's Ray Serve replicas belong: its lag, the
@@ -144,13 +109,13 @@ class TaskConnection(OfProcess):
     def tell(self, state: StateRecord, body: bytes) -> Future[SendResult]:
         """Store a state of a task. States of one task are stored in the order of these calls. The returned future
         completes when the state is durable."""
-        message = Message(self._settings.results, body, tags=state.state.value, keys=(state.task_id,))
+        message = state_message(self._settings.results, state, body)
         return self._producer.send_async(message, sharding_key=state.task_id)
 
     def copy(self, message: MessageExt, topic: str, error: str) -> None:
         """Store a copy of a message in another topic, with the error as a property. The copy is durable when the call
         returns. If the message's properties leave no space for the error, the copy has only the body and the error."""
-        reason = {ERROR_PROPERTY: _property(error)}
+        reason = {ERROR_PROPERTY: property_text(error)}
         try:
             self._producer.send(
                 Message(topic, message.body, keys=message.keys, properties={**message.properties, **reason})
@@ -182,10 +147,3 @@ def _create_topic(client: Client, topic: str, queues: int) -> int:
         except TopicExistsError:
             pass  # Another Serve replica has created the topic since the check, with another number of queues.
         return len(client.admin.topic_route(topic).brokers)
-
-
-def _property(text: str) -> str:
-    """Convert a text into a valid property value: without control characters, not blank, and at most
-    ERROR_PROPERTY_BYTES_MAX bytes long."""
-    shown = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]+", " ", text).strip()
-    return shown.encode()[:ERROR_PROPERTY_BYTES_MAX].decode(errors="ignore").strip() or "-"

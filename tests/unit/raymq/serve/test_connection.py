@@ -24,9 +24,10 @@ from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.common.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
-from raymq.serve.connection import ERROR_PROPERTY_BYTES_MAX, TaskConnection
+from raymq.serve.connection import TaskConnection
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task import Task, decode_task
+from raymq.serve.task_messages import ERROR_PROPERTY_BYTES_MAX
 from tests.support.clients.fakes import topic_route
 from tests.support.clients.task_queues import task_message
 from tests.unit.raymq.serve.test_config import settings

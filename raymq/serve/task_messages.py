@@ -1,0 +1,88 @@
+"""The messages of tasks: a task in its queue, and a task's states in the result topic, from which its history is read.
+
+Programs that have no connection of their own use this module too, such as the gateway. All names of topics are the
+names that the caller's routes and administration know.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Protocol
+
+from raymq.client.producer.queue_selector import select_queue_by_hash
+from raymq.common.errors import ServiceNotAvailableError
+from raymq.common.message import Message, MessageExt
+from raymq.common.protocol.route import TopicRoute
+from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
+from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
+from raymq.serve.task import Task
+
+STATES_MAX: Final = 64
+"""Maximum number of stored states that are read for one task, newest first."""
+TASK_PROPERTY: Final = "task"
+ERROR_PROPERTY_BYTES_MAX: Final = 1000
+
+
+class StateRoutes(Protocol):
+    """The routes of result topics. The call blocks."""
+
+    def wait(self, topic: str, timeout_s: float) -> TopicRoute: ...
+
+
+class KeyQueries(Protocol):
+    """The queries by key of `client.admin`. The call blocks."""
+
+    def query_by_key(
+        self, topic: str, key: str, *, max_messages: int, broker_name: str | None = None
+    ) -> list[MessageExt]: ...
+
+
+def task_message(queue: str, task: Task, deliver_at_ms: int | None) -> Message:
+    """Return the message of a task for the topic `queue`. `deliver_at_ms`: the time in ms since 1970 before which the
+    task does not run; None for now."""
+    return Message(
+        queue,
+        task.encode(),
+        keys=(task.id,),
+        properties={TASK_PROPERTY: property_text(task.name)},
+        deliver_at_ms=deliver_at_ms,
+    )
+
+
+def state_message(results: str, state: StateRecord, body: bytes) -> Message:
+    """Return the message of a task's state for the topic `results`. `body`: the encoded state. Send it with the task's
+    id as its sharding key."""
+    return Message(results, body, tags=state.state.value, keys=(state.task_id,))
+
+
+def task_history(routes: StateRoutes, queries: KeyQueries, results: str, task_id: str) -> TaskHistory:
+    """Return the history of a task from all of its states in the topic `results`, including the most recent. Raises
+    ServiceNotAvailableError if the broker group with these states is unavailable."""
+    route = routes.wait(results, ROUTE_TIMEOUT_S)
+    own = select_queue_by_hash(route.require_all_queues(), Message(results, b"-"), task_id).broker_name
+    if own not in route.brokers:
+        raise ServiceNotAvailableError(
+            f"broker group {own!r}, which has the states of task {task_id!r}, is not available; see `raymq status`"
+        )
+    states = _states(queries, results, task_id, own)
+    if not any(state.state is TaskState.PENDING for state in states):
+        # The task's first state (PENDING) was not found in the expected broker group. Either the task is unknown, or
+        # the state was stored when the result topic had other queues. So search all broker groups.
+        states = _states(queries, results, task_id, None)
+    return TaskHistory.of(states)
+
+
+def _states(queries: KeyQueries, results: str, task_id: str, broker_name: str | None) -> list[StateRecord]:
+    """Return the states of a task in the order in which they were stored. They are read from one broker group, or from
+    all broker groups if `broker_name` is None."""
+    found = queries.query_by_key(results, task_id, max_messages=STATES_MAX, broker_name=broker_name)
+    found.sort(key=lambda message: (message.store_timestamp_ms, message.queue_offset))
+    states = [decode_state(message.body) for message in found if message.body_error is None]
+    return [state for state in states if state is not None and state.task_id == task_id]
+
+
+def property_text(text: str) -> str:
+    """Convert a text into a valid property value: without control characters, not blank, and at most
+    ERROR_PROPERTY_BYTES_MAX bytes long."""
+    shown = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]+", " ", text).strip()
+    return shown.encode()[:ERROR_PROPERTY_BYTES_MAX].decode(errors="ignore").strip() or "-"
