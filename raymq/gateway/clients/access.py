@@ -41,6 +41,11 @@ def consumes(group: str, *topics: str) -> tuple[Need, ...]:
     return Need((Action.SUB,), group_resource(group)), *(Need((Action.SUB,), topic_resource(topic)) for topic in topics)
 
 
+def reads(topic: str) -> Need:
+    """Return the right that reading a topic's messages without a group needs."""
+    return Need((Action.SUB, Action.GET), topic_resource(topic))
+
+
 def sees(topic: str) -> Need:
     """Return the right that asking for a topic's queues needs."""
     return Need(VISIBLE, topic_resource(topic))

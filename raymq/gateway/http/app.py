@@ -1,0 +1,164 @@
+"""The HTTP face as an ASGI application: the table of endpoints, from which both the routes and the OpenAPI document are
+made, and the answers to errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from raymq.client.admin.live_tails import Tails
+from raymq.gateway.calls import Handlers
+from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.http.answers import PROBLEM, json_answer, problem_of
+from raymq.gateway.http.bodies import Bodies
+from raymq.gateway.http.calls import CLIENT_LEFT, MessageCalls
+from raymq.gateway.http.openapi import Endpoint, QueryParameter, document
+from raymq.gateway.http.shapes import (
+    AckAnswer,
+    AckRequest,
+    ChangeAnswer,
+    ChangeRequest,
+    NewMessage,
+    NewTask,
+    Problem,
+    ReceiveAnswer,
+    ReceiveRequest,
+    SendAnswer,
+    Skipped,
+    StoredMessage,
+    TaskAnswer,
+)
+from raymq.gateway.http.tails import TailCalls
+from raymq.gateway.http.tasks import Histories, TaskCalls
+from raymq.gateway.service.cluster import GatewayCluster
+
+_NUMBER: Final = {"type": "number"}
+_RAW: Final = (
+    QueryParameter("raw", "`true`: the whole body is one message, even if it is JSON.", {"type": "boolean"}),
+    QueryParameter("tag", "The tag of a raw message."),
+    QueryParameter("key", "A key of a raw message; may be repeated."),
+    QueryParameter("property", "A property NAME:VALUE of a raw message; may be repeated."),
+    QueryParameter("sharding_key", "Raw messages with one key are delivered in order."),
+    QueryParameter("message_id", "The id of a raw message, for repeated sends."),
+    QueryParameter("delay_s", "Seconds before the delivery of a raw message.", _NUMBER),
+    QueryParameter("deliver_at_ms", "Time of the delivery of a raw message in ms since 1970.", {"type": "integer"}),
+)
+_QUEUE: Final = QueryParameter("queue", "The task queue of the task.", is_required=True)
+_RESULTS: Final = QueryParameter("result_topic", "The result topic, if the deployment has its own.")
+
+ENDPOINTS: Final[dict[str, Endpoint]] = {
+    "send": Endpoint(
+        "POST",
+        "/v1/topics/{topic}/messages",
+        "Send one message, an array of messages, or a raw body. Several messages are stored in one queue, in order.",
+        NewMessage | list[NewMessage],
+        SendAnswer,
+        is_raw=True,
+        query=_RAW,
+        statuses={200: "Stored.", 202: "Stored, but less durable than promised; see each `code`."},
+    ),
+    "tail": Endpoint(
+        "GET",
+        "/v1/topics/{topic}/tail",
+        "Stream the messages that arrive from now on, as server-sent events.",
+        query=(QueryParameter("tags", "Such as `paid || refunded`."),),
+        events={"message": StoredMessage, "skipped": Skipped, "problem": Problem},
+    ),
+    "receive": Endpoint(
+        "POST", "/v1/groups/{group}/receive", "Lease messages for a group.", ReceiveRequest, ReceiveAnswer
+    ),
+    "ack": Endpoint(
+        "POST",
+        "/v1/groups/{group}/ack",
+        "Acknowledge received messages.",
+        AckRequest,
+        AckAnswer,
+        statuses={200: "All are acknowledged.", 207: "Some are not; see each `code`."},
+    ),
+    "change": Endpoint(
+        "POST",
+        "/v1/groups/{group}/change",
+        "Change the time until a received message is delivered again.",
+        ChangeRequest,
+        ChangeAnswer,
+    ),
+    "send_task": Endpoint(
+        "POST",
+        "/v1/tasks",
+        "Send a task to a Ray Serve deployment.",
+        NewTask,
+        TaskAnswer,
+        statuses={202: "Stored. The header Location has the address of the task's state."},
+    ),
+    "task": Endpoint(
+        "GET", "/v1/tasks/{task}", "Return the state of a task.", answer=TaskAnswer, query=(_QUEUE, _RESULTS)
+    ),
+    "openapi": Endpoint("GET", "/v1/openapi.json", "Return this document.", answer=dict[str, Any], has_user=False),
+}
+"""The endpoints by name. `create_http_app` has the function of each."""
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+def create_http_app(
+    handlers: Handlers, cluster: GatewayCluster, access: GatewayAccess, tails: Tails, histories: Histories
+) -> Starlette:
+    """Build the HTTP face. `handlers`: the service's table of calls. `tails`: the live tails, which the caller closes.
+    `histories`: reads the states of tasks."""
+    bodies = Bodies(lambda: cluster.max_body_bytes)
+    calls, tasks = MessageCalls(handlers, bodies), TaskCalls(cluster, access, bodies, histories)
+    described = document(list(ENDPOINTS.values()))
+
+    async def openapi(request: Request) -> Response:
+        return json_answer(described)
+
+    functions: dict[str, Serve] = {
+        "send": calls.send,
+        "tail": TailCalls(cluster, access, tails).tail,
+        "receive": calls.receive,
+        "ack": calls.ack,
+        "change": calls.change,
+        "send_task": tasks.send,
+        "task": tasks.state,
+        "openapi": openapi,
+    }
+    routes = [Route(one.path, _answering(functions[name]), methods=[one.method]) for name, one in ENDPOINTS.items()]
+    routes.append(Route("/healthz", _healthz))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _no_endpoint})
+
+
+def _answering(serve: Serve) -> Serve:
+    """Return an endpoint that answers errors with problems."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await serve(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+        # every error of a request is answered with a problem; the log has the unexpected ones
+        except Exception as error:
+            return problem_of(error)
+
+    return answer
+
+
+async def _healthz(request: Request) -> Response:
+    """Answer "ok" while the process serves, for load balancers."""
+    return PlainTextResponse("ok\n")
+
+
+async def _no_endpoint(request: Request, error: Exception) -> Response:
+    """Answer a request for a path or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    status, title = error.status_code, HTTPStatus(error.status_code).name
+    detail = f"{request.method} {request.url.path:.200} does not exist; see {ENDPOINTS['openapi'].path}"
+    answer = json_answer(Problem(title=title, status=status, code=100 * status, detail=detail), status, kind=PROBLEM)
+    answer.headers.update(error.headers or {})
+    return answer

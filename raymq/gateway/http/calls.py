@@ -1,0 +1,136 @@
+"""The endpoints of the HTTP face that have a call in RocketMQ's protocol: send, receive, acknowledge, change.
+
+request ──▶ bearer token, namespace, JSON ──▶ handler of the protocol's method ──▶ JSON or problem
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from raymq.gateway.calls import AnswerStream, CallContext, Handlers, UnaryCall
+from raymq.gateway.http.answers import ack_answer, change_answer, json_answer, leased_message, problem, send_answer
+from raymq.gateway.http.bodies import Bodies, until_gone
+from raymq.gateway.http.requests import (
+    ack_request,
+    change_request,
+    new_messages,
+    only,
+    parsed,
+    raw_message,
+    receive_request,
+    send_request,
+)
+from raymq.gateway.http.shapes import AckRequest, ChangeRequest, LeasedMessage, ReceiveAnswer, ReceiveRequest
+from raymq.gateway.http.tokens import signature_headers
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.table import SERVICE
+from raymq.records.format.message_id import UniqueIdGenerator
+
+HTTP_CLIENT_ID: Final = "http"
+"""The client id of all calls over HTTP. A repeated send may come over another connection, so the connection has no
+id."""
+HTTP_CALL_S: Final = 30.0
+"""Time in seconds that a call over HTTP may take, in addition to the time for which it waits for messages."""
+CLIENT_LEFT: Final = 499
+"""Status of an answer that nobody reads, because the client has left."""
+NAMESPACE: Final = "x-mq-namespace"
+
+
+def call_of(request: Request, wait_s: float = 0.0) -> CallContext:
+    """Return the circumstances of a request. `wait_s`: the time in seconds for which it waits for messages."""
+    metadata = {"x-mq-client-id": HTTP_CLIENT_ID, NAMESPACE: request.headers.get(NAMESPACE, "")}
+    metadata |= signature_headers(request.headers.get("authorization", ""), time.time())
+    peer = ""
+    if request.client is not None:
+        host, port = request.client
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    return CallContext(metadata, peer, time.monotonic() + HTTP_CALL_S + wait_s)
+
+
+def is_raw(request: Request) -> bool:
+    """Return whether the whole body of a send is one message: it is no JSON, or the query string says ``raw=true``."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return request.query_params.get("raw", "") == "true" or kind != "application/json"
+
+
+class MessageCalls:
+    """The endpoints for messages. `handlers`: the handlers of the protocol's methods. `bodies`: reads the bodies of
+    requests. `address`: an IP address of this process, for the ids of messages."""
+
+    def __init__(self, handlers: Handlers, bodies: Bodies, address: str = "127.0.0.1") -> None:
+        self._handlers, self._bodies, self._ids = handlers, bodies, UniqueIdGenerator(address)
+
+    async def send(self, request: Request) -> Response:
+        """Store one or several messages."""
+        async with self._bodies.read(request) as body:
+            if is_raw(request):
+                messages = [raw_message(body, request.query_params.multi_items())]
+            else:
+                only(request.query_params, "raw")
+                messages = new_messages(body)
+            sent = send_request(request.path_params["topic"], messages, time.time_ns() // 1_000_000, self._ids.next)
+            return send_answer(await self._call("SendMessage", call_of(request), sent, wire.SendMessageResponse))
+
+    async def ack(self, request: Request) -> Response:
+        """Acknowledge received messages."""
+        asked = ack_request(request.path_params["group"], await self._asked(request, AckRequest))
+        return ack_answer(await self._call("AckMessage", call_of(request), asked, wire.AckMessageResponse))
+
+    async def change(self, request: Request) -> Response:
+        """Change the invisible time of a received message."""
+        asked = change_request(request.path_params["group"], await self._asked(request, ChangeRequest))
+        method = "ChangeInvisibleDuration"
+        return change_answer(await self._call(method, call_of(request), asked, wire.ChangeInvisibleDurationResponse))
+
+    async def receive(self, request: Request) -> Response:
+        """Lease messages. If the client leaves before it can be answered, the messages are visible to others at
+        once."""
+        asked: ReceiveRequest = await self._asked(request, ReceiveRequest)
+        data = receive_request(request.path_params["group"], asked).SerializeToString()
+        handler = self._handlers[f"/{SERVICE}/ReceiveMessage"]
+        assert isinstance(handler, AnswerStream)
+        async with aclosing(handler.handle(call_of(request, asked.wait_s), data)) as answers:
+            first = await _first_unless_gone(request, answers)
+            if first is None:
+                return Response(status_code=CLIENT_LEFT)
+            status = wire.ReceiveMessageResponse.FromString(first).status
+            if status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
+                return problem(status)
+            messages: list[LeasedMessage] = []
+            async for answer in answers:
+                one = wire.ReceiveMessageResponse.FromString(answer)
+                if one.WhichOneof("content") == "message":
+                    messages.append(leased_message(one.message))
+        return json_answer(ReceiveAnswer(messages=messages))
+
+    async def _asked(self, request: Request, kind: Any) -> Any:
+        only(request.query_params)
+        async with self._bodies.read(request) as body:
+            return parsed(body, kind)
+
+    async def _call(self, method: str, call: CallContext, request: Any, kind: Any) -> Any:
+        """Return the answer of a method of the protocol."""
+        handler = self._handlers[f"/{SERVICE}/{method}"]
+        assert isinstance(handler, UnaryCall)
+        return kind.FromString(await handler.handle(call, request.SerializeToString()))
+
+
+async def _first_unless_gone(request: Request, answers: AsyncGenerator[bytes, None]) -> bytes | None:
+    """Return the first answer of a stream; None if the client leaves before."""
+    first = asyncio.ensure_future(anext(answers))
+    gone = asyncio.ensure_future(until_gone(request))
+    try:
+        await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+        return None if gone.done() else await first
+    finally:
+        gone.cancel()
+        first.cancel()
+        await asyncio.gather(first, gone, return_exceptions=True)
