@@ -1,4 +1,6 @@
-"""The actors `gateway-NODE-NUMBER`: gRPC servers for clients of RocketMQ 5, each in an event loop of its own thread.
+"""The actors `gateway-NODE-NUMBER`: servers for programs outside Ray, each in an event loop of its own thread.
+
+They speak RocketMQ 5's gRPC protocol and, if the settings have a port for it, HTTP.
 
 A gateway has no state that a client needs. So any process may be killed at any time, Ray restarts it at the same port,
 and a client's next call may reach another process. No server of raymq waits for a gateway.
@@ -14,7 +16,8 @@ import logging
 import os
 import tempfile
 import threading
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +37,8 @@ from raymq.common.names import GATEWAY_PREFIX
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.front.server import GrpcFront
+from raymq.gateway.http.app import http_front_of
+from raymq.gateway.http.server import HttpFront
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.service.route_calls import GatewayAddress
@@ -90,11 +95,11 @@ class Gateway:
             # without its traceback, which each raise would make longer
             raise failure.with_traceback(None)
         options = self._settings.options
-        host = f"[{options.host}]" if ":" in options.host else options.host
         clients = {} if service is None else service.clients.by_language()
         return {
             "node": self._settings.node,
-            "listens": f"{host}:{options.port}",
+            "listens": _address(options.host, options.port),
+            "http": _address(options.host, options.http_port) if options.http_port else "",
             "tls": options.tls_cert is not None,
             "pid": os.getpid(),
             "clients": {language_name(number): count for number, count in sorted(clients.items())},
@@ -155,9 +160,9 @@ class Gateway:
         if server is not None:
             _check_encrypted(options)
         async with AsyncExitStack() as stack:
-            port = _held_port(self._settings)
-            await asyncio.to_thread(port.__enter__)
-            stack.push_async_callback(asyncio.to_thread, port.__exit__, None, None, None)
+            for port in _held_ports(self._settings):
+                await asyncio.to_thread(port.__enter__)
+                stack.push_async_callback(asyncio.to_thread, port.__exit__, None, None, None)
             # a gateway adds its clients' namespaces itself
             client = await asyncio.to_thread(connect, namespace="")
             stack.push_async_callback(asyncio.to_thread, client.close)
@@ -170,12 +175,18 @@ class Gateway:
             state = None if server is None else lambda: server.authorizer.state
             access = GatewayAccess(state, gateways=lambda: self._processes)
             service = GatewayService(cluster, address, access)
-            front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX, shares_port=options.processes > 1)
-            stack.push_async_callback(front.stop)
+            shares_port = options.processes > 1
+            front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX, shares_port=shares_port)
+            fronts: list[GrpcFront | HttpFront] = [front]
+            stack.push_async_callback(_stop, fronts)
             # Receives end in the same turn of the event loop in which the server refuses new ones. So no client waits
             # at a gateway that stops.
             stack.callback(service.end_receives)
             await front.start(options.host, options.port, _certificate(self._settings))
+            if options.http_port:
+                http = http_front_of(client, service.handlers(), cluster, access, shares_port=shares_port)
+                fronts.append(http)
+                await http.start(options.host, options.http_port, _certificate(self._settings))
             self._service, self._failure, self._logged = service, None, ""
             self._tried.set()
             await self._until_stopping(service, counts=server is not None)
@@ -217,11 +228,22 @@ def _check_encrypted(options: GatewayOptions) -> None:
         )
 
 
-def _held_port(settings: GatewaySettings) -> AbstractContextManager[None]:
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _stop(fronts: Sequence[GrpcFront | HttpFront]) -> None:
+    """Stop all servers at the same time, so that each refuses new calls at once."""
+    await asyncio.gather(*(front.stop() for front in fronts))
+
+
+def _held_ports(settings: GatewaySettings) -> list[AbstractContextManager[None]]:
+    """Return the locks on the ports that several processes of the node share."""
     options = settings.options
     if options.processes == 1:
-        return nullcontext()
-    return shared_port(options.port, settings.name.node_id, Path(tempfile.gettempdir()))
+        return []
+    ports = [port for port in (options.port, options.http_port) if port]
+    return [shared_port(port, settings.name.node_id, Path(tempfile.gettempdir())) for port in ports]
 
 
 def _certificate(settings: GatewaySettings) -> CertificateFiles | None:

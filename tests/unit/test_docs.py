@@ -116,6 +116,7 @@ def test_pages_with_snippets_are_run():
         "filters.md",
         "guide.md",
         "hooks.md",
+        "http.md",
         "index.md",
         "light-queues.md",
         "logs.md",

@@ -33,8 +33,10 @@ class GatewayOptions(SettingsSection):
     or `insecure`. With `access.enable`, it needs the certificate."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 8081
     """The TCP port on which each gateway listens. The port is the same on all nodes."""
+    http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """The TCP port on which each gateway also answers HTTP, with the same host and TLS; `0`: no HTTP."""
     processes: Annotated[int, Field(ge=1, le=PROCESSES_MAX)] = 1
-    """Number of gateway processes on each node. They share the port, so that a gateway uses several cores."""
+    """Number of gateway processes on each node. They share the ports, so that a gateway uses several cores."""
     advertise: str | None = None
     """The address `HOST:PORT` that clients use after their first call. By default they stay at the address that they
     used first."""
@@ -62,6 +64,8 @@ class GatewayOptions(SettingsSection):
 
     @model_validator(mode="after")
     def _is_safe(self) -> GatewayOptions:
+        if self.http_port == self.port:
+            raise ValueError(f"http_port and port are both {self.port}: set different ports")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together: set both, or neither")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):

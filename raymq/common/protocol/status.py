@@ -238,10 +238,12 @@ class ConsoleReport(ServerReport):
 @dataclass(frozen=True, slots=True)
 class GatewayReport(ServerReport):
     """The status of a gateway process: the address of its node, the address at which it listens, and the number of its
-    clients by language. `streams`: number of clients that have a stream open."""
+    clients by language. `http`: the address at which it answers HTTP, empty for none. `streams`: number of clients that
+    have a stream open."""
 
     node: str = ""
     listens: str = "-"
+    http: str = ""
     tls: bool = False
     pid: int = 0
     clients: Mapping[str, int] = field(default_factory=dict)

@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class ServerCertificate(NamedTuple):
-    """The PEM texts with which a server proves its identity: its certificate chain, and the chain's private key."""
+    """The PEM texts with which a server proves its identity: its certificate chain, and the chain's private key.
+    `context`: the same as a context of Python's TLS."""
 
     certificate_chain: bytes
     private_key: bytes
+    context: ssl.SSLContext
 
 
 class CertificateFiles:
@@ -55,12 +57,29 @@ class CertificateFiles:
                     logger.warning("the gateway goes on with its former certificate: %s", error)
                 return None
 
+    def context(self) -> ssl.SSLContext:
+        """Return a context for TLS servers that always uses the newest certificate for new connections. Raises
+        ConfigError as `read` does."""
+        newest = [self.read().context]
+
+        def begin(connection: ssl.SSLObject, name: str | None, used: ssl.SSLContext) -> None:
+            changed = self.changed()
+            if changed is not None:
+                newest[0] = changed.context
+            connection.context = newest[0]
+
+        # OpenSSL calls this function before it sends the certificate, also to a client that names no server
+        first = newest[0]
+        first.sni_callback = begin
+        return first
+
     def _read(self) -> ServerCertificate:
         try:
             for _ in range(SETTLE_READS_MAX):
                 self._version = self._state()
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key)
-                found = ServerCertificate(self._certificate.read_bytes(), self._key.read_bytes())
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(self._certificate, self._key)
+                found = ServerCertificate(self._certificate.read_bytes(), self._key.read_bytes(), context)
                 if self._state() == self._version:
                     return found
         # ssl.SSLError is an OSError

@@ -17,8 +17,8 @@ from raymq.gateway.http.shapes import (
     AckAnswer,
     AckResult,
     ChangeAnswer,
+    ErrorAnswer,
     LeasedMessage,
-    Problem,
     SendAnswer,
     SentMessage,
     StoredMessage,
@@ -46,10 +46,10 @@ def problem(status: wire.Status) -> Response:
     return answer
 
 
-def as_problem(status: wire.Status) -> Problem:
+def as_problem(status: wire.Status) -> ErrorAnswer:
     """Return a status of the protocol as an object."""
     code = Code(status.code)
-    return Problem(title=code.name, status=code // 100, code=int(code), detail=status.message)
+    return ErrorAnswer(title=code.name, status=code // 100, code=int(code), detail=status.message)
 
 
 def problem_of(error: BaseException) -> Response:

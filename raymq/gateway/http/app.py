@@ -1,9 +1,11 @@
 """The HTTP face as an ASGI application: the table of endpoints, from which both the routes and the OpenAPI document are
-made, and the answers to errors."""
+made, and the answers to errors. `http_front_of` makes the face of one gateway process."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,30 +15,33 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from raymq.client.admin.live_tails import Tails
+from raymq.client.admin.live_tails import Positions, Tails
+from raymq.client.admin.messages import Arrived
+from raymq.client.client import Client
 from raymq.gateway.calls import Handlers
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.http.answers import PROBLEM, json_answer, problem_of
-from raymq.gateway.http.bodies import Bodies
+from raymq.gateway.http.bodies import RequestBodies
 from raymq.gateway.http.calls import CLIENT_LEFT, MessageCalls
 from raymq.gateway.http.openapi import Endpoint, QueryParameter, document
+from raymq.gateway.http.server import HttpFront
 from raymq.gateway.http.shapes import (
     AckAnswer,
     AckRequest,
     ChangeAnswer,
     ChangeRequest,
+    ErrorAnswer,
+    LeaseAnswer,
+    LeaseRequest,
     NewMessage,
     NewTask,
-    Problem,
-    ReceiveAnswer,
-    ReceiveRequest,
     SendAnswer,
     Skipped,
     StoredMessage,
     TaskAnswer,
 )
-from raymq.gateway.http.tails import TailCalls
-from raymq.gateway.http.tasks import Histories, TaskCalls
+from raymq.gateway.http.tails import HTTP_TAIL_RATE, HTTP_TAILS_MAX, TailCalls
+from raymq.gateway.http.tasks import Histories, TaskCalls, histories_of
 from raymq.gateway.service.cluster import GatewayCluster
 
 _NUMBER: Final = {"type": "number"}
@@ -69,11 +74,9 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         "/v1/topics/{topic}/tail",
         "Stream the messages that arrive from now on, as server-sent events.",
         query=(QueryParameter("tags", "Such as `paid || refunded`."),),
-        events={"message": StoredMessage, "skipped": Skipped, "problem": Problem},
+        events={"message": StoredMessage, "skipped": Skipped, "problem": ErrorAnswer},
     ),
-    "receive": Endpoint(
-        "POST", "/v1/groups/{group}/receive", "Lease messages for a group.", ReceiveRequest, ReceiveAnswer
-    ),
+    "receive": Endpoint("POST", "/v1/groups/{group}/receive", "Lease messages for a group.", LeaseRequest, LeaseAnswer),
     "ack": Endpoint(
         "POST",
         "/v1/groups/{group}/ack",
@@ -112,7 +115,7 @@ def create_http_app(
 ) -> Starlette:
     """Build the HTTP face. `handlers`: the service's table of calls. `tails`: the live tails, which the caller closes.
     `histories`: reads the states of tasks."""
-    bodies = Bodies(lambda: cluster.max_body_bytes)
+    bodies = RequestBodies(lambda: cluster.max_body_bytes)
     calls, tasks = MessageCalls(handlers, bodies), TaskCalls(cluster, access, bodies, histories)
     described = document(list(ENDPOINTS.values()))
 
@@ -159,6 +162,24 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, title = error.status_code, HTTPStatus(error.status_code).name
     detail = f"{request.method} {request.url.path:.200} does not exist; see {ENDPOINTS['openapi'].path}"
-    answer = json_answer(Problem(title=title, status=status, code=100 * status, detail=detail), status, kind=PROBLEM)
+    answer = json_answer(
+        ErrorAnswer(title=title, status=status, code=100 * status, detail=detail), status, kind=PROBLEM
+    )
     answer.headers.update(error.headers or {})
     return answer
+
+
+def http_front_of(
+    client: Client, handlers: Handlers, cluster: GatewayCluster, access: GatewayAccess, *, shares_port: bool
+) -> HttpFront:
+    """Return the HTTP server of a gateway process, ready to start in the running event loop. `client`: a client without
+    a namespace. `handlers`: the service's table of calls. `shares_port`: True if several processes listen at one
+    port."""
+
+    async def read_tail(topic: str, positions: Positions | None, most: int) -> Arrived:
+        # not in the threads of the cluster's calls: a tail of a broker that is away must not delay them
+        return await asyncio.to_thread(partial(client.admin.tail, topic, positions, max_messages=most))
+
+    tails = Tails(read_tail, rate=HTTP_TAIL_RATE, max_viewers=HTTP_TAILS_MAX, limit="one gateway process")
+    app = create_http_app(handlers, cluster, access, tails, histories_of(client))
+    return HttpFront(app, tails, shares_port=shares_port)

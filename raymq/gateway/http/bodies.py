@@ -24,7 +24,7 @@ BODY_READ_S: Final = 60.0
 """Longest time in seconds in which a body must arrive."""
 
 
-class Bodies:
+class RequestBodies:
     """The bodies of the requests of one HTTP face. `message_bytes_max`: returns the maximum size of a message's body in
     bytes. A request may have twice that size, because base64 and escapes make JSON longer than its bytes."""
 

@@ -1,14 +1,24 @@
 """The endpoints of the HTTP face that have a call in RocketMQ's protocol: send, receive, acknowledge, change.
 
-request ──▶ bearer token, namespace, JSON ──▶ handler of the protocol's method ──▶ JSON or problem
+    request ──▶ bearer token, namespace, JSON ──▶ handler of the protocol's method ──▶ JSON or problem
+
+A token, ``Authorization: Bearer USER:SECRET``, has a user of raymq and the user's gateway secret (`raymq user
+gateway-secret`). The gateway derives this secret from the user's key. So no token is issued, stored or revoked: a
+change of the user's own secret, or a disabled user, ends the token. curl and web hooks cannot sign the time of each
+call, as RocketMQ's clients do, so this module signs the present time for them. One authorizer (`GatewayAccess`) then
+decides about both faces. A token is a secret that travels with each request, so other machines need TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -16,7 +26,7 @@ from starlette.responses import Response
 
 from raymq.gateway.calls import AnswerStream, CallContext, Handlers, UnaryCall
 from raymq.gateway.http.answers import ack_answer, change_answer, json_answer, leased_message, problem, send_answer
-from raymq.gateway.http.bodies import Bodies, until_gone
+from raymq.gateway.http.bodies import RequestBodies, until_gone
 from raymq.gateway.http.requests import (
     ack_request,
     change_request,
@@ -27,8 +37,7 @@ from raymq.gateway.http.requests import (
     receive_request,
     send_request,
 )
-from raymq.gateway.http.shapes import AckRequest, ChangeRequest, LeasedMessage, ReceiveAnswer, ReceiveRequest
-from raymq.gateway.http.tokens import signature_headers
+from raymq.gateway.http.shapes import AckRequest, ChangeRequest, LeaseAnswer, LeasedMessage, LeaseRequest
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.table import SERVICE
@@ -42,6 +51,23 @@ HTTP_CALL_S: Final = 30.0
 CLIENT_LEFT: Final = 499
 """Status of an answer that nobody reads, because the client has left."""
 NAMESPACE: Final = "x-mq-namespace"
+_TOKEN: Final = re.compile(r"[Bb]earer +([A-Za-z0-9_.@-]{1,64}):([!-~]{1,256})")
+
+
+def signature_headers(authorization: str, now_s: float) -> dict[str, str]:
+    """Return the headers that sign a call made at `now_s`, in s since 1970, with the token in `authorization`.
+
+    Returns no header if the text is no token: the authorizer refuses the call if access is on.
+    """
+    token = _TOKEN.fullmatch(authorization.strip())
+    if token is None:
+        return {}
+    date = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+    signature = hmac.new(token[2].encode(), date.encode(), hashlib.sha1).hexdigest()
+    return {
+        "x-mq-date-time": date,
+        "authorization": f"MQv2-HMAC-SHA1 Credential={token[1]}, SignedHeaders=x-mq-date-time, Signature={signature}",
+    }
 
 
 def call_of(request: Request, wait_s: float = 0.0) -> CallContext:
@@ -65,7 +91,7 @@ class MessageCalls:
     """The endpoints for messages. `handlers`: the handlers of the protocol's methods. `bodies`: reads the bodies of
     requests. `address`: an IP address of this process, for the ids of messages."""
 
-    def __init__(self, handlers: Handlers, bodies: Bodies, address: str = "127.0.0.1") -> None:
+    def __init__(self, handlers: Handlers, bodies: RequestBodies, address: str = "127.0.0.1") -> None:
         self._handlers, self._bodies, self._ids = handlers, bodies, UniqueIdGenerator(address)
 
     async def send(self, request: Request) -> Response:
@@ -93,7 +119,7 @@ class MessageCalls:
     async def receive(self, request: Request) -> Response:
         """Lease messages. If the client leaves before it can be answered, the messages are visible to others at
         once."""
-        asked: ReceiveRequest = await self._asked(request, ReceiveRequest)
+        asked: LeaseRequest = await self._asked(request, LeaseRequest)
         data = receive_request(request.path_params["group"], asked).SerializeToString()
         handler = self._handlers[f"/{SERVICE}/ReceiveMessage"]
         assert isinstance(handler, AnswerStream)
@@ -109,7 +135,7 @@ class MessageCalls:
                 one = wire.ReceiveMessageResponse.FromString(answer)
                 if one.WhichOneof("content") == "message":
                     messages.append(leased_message(one.message))
-        return json_answer(ReceiveAnswer(messages=messages))
+        return json_answer(LeaseAnswer(messages=messages))
 
     async def _asked(self, request: Request, kind: Any) -> Any:
         only(request.query_params)

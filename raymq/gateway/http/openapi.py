@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from raymq.gateway.http.shapes import Problem, SentMessage
+from raymq.gateway.http.shapes import ErrorAnswer, SentMessage
 
 OPENAPI_VERSION: Final = "3.1.0"
 API_VERSION: Final = "1"
@@ -46,7 +46,7 @@ class Endpoint:
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the OpenAPI document of the endpoints, as JSON values."""
-    types = [Problem, SentMessage]
+    types = [ErrorAnswer, SentMessage]
     for one in endpoints:
         types += [kind for kind in (one.request, one.answer, *one.events.values()) if kind is not None]
     found, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
@@ -98,7 +98,7 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": content}
     for status, meaning in one.statuses.items():
         operation["responses"][str(status)] = {"description": meaning, **_content(one, schemas)}
-    problem = {"application/problem+json": {"schema": schemas[str(Problem)]}}
+    problem = {"application/problem+json": {"schema": schemas[str(ErrorAnswer)]}}
     operation["responses"]["default"] = {"description": "The request failed.", "content": problem}
     if one.has_user:
         operation["security"] = [{}, {"token": []}]

@@ -12,7 +12,7 @@ import msgspec
 
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.convert.times import duration, timestamp
-from raymq.gateway.http.shapes import AckRequest, ChangeRequest, NewMessage, ReceiveRequest
+from raymq.gateway.http.shapes import AckRequest, ChangeRequest, LeaseRequest, NewMessage
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, FilterType
 
@@ -102,7 +102,7 @@ def _message(topic: str, one: NewMessage, now_ms: int, new_id: Callable[[], str]
     )
 
 
-def receive_request(group: str, asked: ReceiveRequest) -> wire.ReceiveMessageRequest:
+def receive_request(group: str, asked: LeaseRequest) -> wire.ReceiveMessageRequest:
     """Return the request that receives messages."""
     if asked.sql and asked.tags != "*":
         raise CallRefusedError(Code.BAD_REQUEST, "tags and sql exclude each other: give one of them")

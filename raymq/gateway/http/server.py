@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Generator
 from typing import Final
 
@@ -18,8 +17,9 @@ from starlette.types import ASGIApp
 
 from raymq.client.admin.live_tails import Tails
 from raymq.common.errors import ServiceNotAvailableError
+from raymq.gateway.front.certificates import CertificateFiles
 
-CONNECTIONS_MAX: Final = 1000
+HTTP_CONNECTIONS_MAX: Final = 1000
 """Maximum number of open connections and running requests. Others are answered 503."""
 HTTP_HEADERS_BYTES_MAX: Final = 16 * 1024
 HTTP_IDLE_S: Final = 60
@@ -39,12 +39,14 @@ class HttpFront:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen at `host` and `port`, and return the port. `port` 0: any free port. `tls`: the server's certificate;
-        None for connections without encryption.
+    async def start(self, host: str, port: int, tls: CertificateFiles | None = None) -> int:
+        """Listen at `host` and `port`, and return the port. `port` 0: any free port. `tls`: the files of the server's
+        certificate; None for connections without encryption. New connections use a changed certificate.
 
-        Raises ServiceNotAvailableError if the address cannot be used.
+        Raises ServiceNotAvailableError if the address cannot be used, and ConfigError if the certificate cannot be
+        used.
         """
+        context = None if tls is None else tls.context()
         listening = _listening(host, port, reuse_port=self._shares_port)
         config = uvicorn.Config(
             self._app,
@@ -55,11 +57,11 @@ class HttpFront:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=HTTP_CONNECTIONS_MAX,
             timeout_keep_alive=HTTP_IDLE_S,
             timeout_graceful_shutdown=HTTP_STOP_S,
             h11_max_incomplete_event_size=HTTP_HEADERS_BYTES_MAX,
-            ssl_context_factory=None if tls is None else lambda config, default: tls,
+            ssl_context_factory=None if context is None else lambda config, default: context,
         )
         self._server = server = _Server(config)
         self._serving = asyncio.create_task(server.serve([listening]))

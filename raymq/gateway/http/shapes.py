@@ -55,7 +55,7 @@ class SendAnswer(Struct, kw_only=True):
     messages: list[SentMessage]
 
 
-class ReceiveRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class LeaseRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Leases messages of a topic for a consumer group. A message that is not acknowledged within `invisible_s` is
     delivered again. `tags` and `sql` select messages; give one of them."""
 
@@ -92,7 +92,7 @@ class LeasedMessage(StoredMessage, kw_only=True, omit_defaults=True):
     attempt: int
 
 
-class ReceiveAnswer(Struct, kw_only=True):
+class LeaseAnswer(Struct, kw_only=True):
     """The received messages; an empty list if none arrived in time."""
 
     messages: list[LeasedMessage]
@@ -165,7 +165,7 @@ class TaskAnswer(Struct, kw_only=True):
     result: Any = None
 
 
-class Problem(Struct, kw_only=True):
+class ErrorAnswer(Struct, kw_only=True):
     """Why a request failed (RFC 9457). `title` and `code` are the status that gRPC clients get for the same error."""
 
     title: str

@@ -23,7 +23,7 @@ from raymq.gateway.clients.access import GatewayAccess, reads, sends
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.http.answers import json_answer
-from raymq.gateway.http.bodies import Bodies
+from raymq.gateway.http.bodies import RequestBodies
 from raymq.gateway.http.calls import NAMESPACE, call_of
 from raymq.gateway.http.requests import deliver_at, only, parsed
 from raymq.gateway.http.shapes import NewTask, TaskAnswer
@@ -52,7 +52,9 @@ def histories_of(client: Client) -> Histories:
 class TaskCalls:
     """The endpoints of tasks."""
 
-    def __init__(self, cluster: GatewayCluster, access: GatewayAccess, bodies: Bodies, histories: Histories) -> None:
+    def __init__(
+        self, cluster: GatewayCluster, access: GatewayAccess, bodies: RequestBodies, histories: Histories
+    ) -> None:
         self._cluster, self._access, self._bodies, self._histories = cluster, access, bodies, histories
 
     async def send(self, request: Request) -> Response:

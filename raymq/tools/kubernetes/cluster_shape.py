@@ -18,6 +18,7 @@ STORE_LABEL: Final = "raymq-store"
 """The Ray node label of a node with a volume for stores; its value is the store's number."""
 DATA_MOUNT: Final = PurePosixPath("/var/lib/raymq")
 SETTINGS_MOUNT: Final = PurePosixPath("/etc/raymq")
+GATEWAY_HTTP_PORT: Final = 8082
 
 _SIZE = re.compile(r"[1-9][0-9]*(Gi|Ti)")
 
@@ -28,7 +29,8 @@ class ClusterShape:
     volume, such as "200Gi".
 
     `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of
-    zones; an empty tuple sets no zones. `gateway`: True serves clients of RocketMQ 5 in all pods of the namespace.
+    zones; an empty tuple sets no zones. `gateway`: True serves clients of RocketMQ 5, and HTTP, in all pods of the
+    namespace.
     Raises InvalidArgumentError if a value is invalid.
     """
 
@@ -76,5 +78,5 @@ class ClusterShape:
         }
         if self.gateway:
             # as for the console; pods of the namespace connect without TLS
-            settings["gateway"] = {"enable": True, "host": "0.0.0.0", "insecure": True}
+            settings["gateway"] = {"enable": True, "host": "0.0.0.0", "http_port": GATEWAY_HTTP_PORT, "insecure": True}
         return settings

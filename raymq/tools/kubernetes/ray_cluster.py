@@ -12,7 +12,13 @@ import json
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from raymq.tools.kubernetes.cluster_shape import DATA_MOUNT, SETTINGS_MOUNT, STORE_LABEL, ClusterShape
+from raymq.tools.kubernetes.cluster_shape import (
+    DATA_MOUNT,
+    GATEWAY_HTTP_PORT,
+    SETTINGS_MOUNT,
+    STORE_LABEL,
+    ClusterShape,
+)
 from raymq.tools.observability.export import METRICS_PORT, METRICS_PORT_NAME
 
 RAY_VERSION: Final = "2.60.0"
@@ -20,6 +26,8 @@ GCS_PORT: Final = 6379
 DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
 GATEWAY_PORT: Final = 8081
+GATEWAY_PORTS: Final = {"gateway": GATEWAY_PORT, "gateway-http": GATEWAY_HTTP_PORT}
+"""The ports of the gateway by name: for RocketMQ's clients, and for HTTP."""
 
 GRACE_PERIOD_S: Final = 60
 """Grace period of a pod in seconds: the pod's stores must close within this time, because Kubernetes then kills the
@@ -67,7 +75,7 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
             {"name": "gcs-server", "containerPort": GCS_PORT},
             {"name": "dashboard", "containerPort": DASHBOARD_PORT},
             {"name": "console", "containerPort": CONSOLE_PORT},
-            *([{"name": "gateway", "containerPort": GATEWAY_PORT}] if shape.gateway else []),
+            *({"name": name, "containerPort": port} for name, port in GATEWAY_PORTS.items() if shape.gateway),
             {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT},
         ],
     }

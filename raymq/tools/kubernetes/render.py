@@ -7,6 +7,7 @@ NetworkPolicy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ import yaml
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools.kubernetes.cluster_shape import ClusterShape
-from raymq.tools.kubernetes.ray_cluster import CONSOLE_PORT, DASHBOARD_PORT, GATEWAY_PORT, claim_name, ray_cluster
+from raymq.tools.kubernetes.ray_cluster import CONSOLE_PORT, DASHBOARD_PORT, GATEWAY_PORTS, claim_name, ray_cluster
 from raymq.tools.observability.export import METRICS_PORT, pod_monitor, prometheus_rule
 
 HEAD_SIZE: Final = "10Gi"
@@ -54,9 +55,9 @@ def settings_map(shape: ClusterShape) -> dict[str, Any]:
     }
 
 
-def head_service(shape: ClusterShape, name: str, port: int) -> dict[str, Any]:
-    """Return the Service of a port of the head: of the console or of the gateway. It is reachable only from inside the
-    Kubernetes cluster."""
+def head_service(shape: ClusterShape, name: str, ports: Mapping[str, int]) -> dict[str, Any]:
+    """Return the Service of ports of the head: of the console or of the gateway. It is reachable only from inside the
+    Kubernetes cluster. `ports`: the ports by name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -64,7 +65,7 @@ def head_service(shape: ClusterShape, name: str, port: int) -> dict[str, Any]:
         "spec": {
             "type": "ClusterIP",
             "selector": {"ray.io/cluster": shape.name, "ray.io/node-type": "head"},
-            "ports": [{"name": name, "port": port, "targetPort": port}],
+            "ports": [{"name": one, "port": port, "targetPort": port} for one, port in ports.items()],
         },
     }
 
@@ -76,7 +77,7 @@ def network_policy(shape: ClusterShape) -> dict[str, Any]:
     agents. Prometheus can connect to the metrics ports, and the pods of the namespace to the console and
     to the gateway. All other incoming connections are refused.
     """
-    for_pods = (CONSOLE_PORT, GATEWAY_PORT) if shape.gateway else (CONSOLE_PORT,)
+    for_pods = (CONSOLE_PORT, *(GATEWAY_PORTS.values() if shape.gateway else ()))
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     operator = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
     prometheus = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
@@ -114,8 +115,8 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
         "claims.yaml": claims(shape),
         "settings.yaml": [settings_map(shape)],
         "raymq.yaml": [ray_cluster(shape)],
-        "console.yaml": [head_service(shape, "console", CONSOLE_PORT)],
-        **({"gateway.yaml": [head_service(shape, "gateway", GATEWAY_PORT)]} if shape.gateway else {}),
+        "console.yaml": [head_service(shape, "console", {"console": CONSOLE_PORT})],
+        **({"gateway.yaml": [head_service(shape, "gateway", GATEWAY_PORTS)]} if shape.gateway else {}),
         "network.yaml": [network_policy(shape)],
     }
     kustomization = {

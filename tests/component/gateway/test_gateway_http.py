@@ -7,11 +7,14 @@ import asyncio
 import base64
 import json
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import jsonschema
 import pytest
 
@@ -21,6 +24,7 @@ from raymq.common.message import Message, MessageExt, SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.http import bodies
 from raymq.gateway.http.app import ENDPOINTS
 from raymq.gateway.http.server import HTTP_HEADERS_BYTES_MAX, HttpFront
@@ -28,6 +32,7 @@ from raymq.gateway.service.cluster import GatewayCluster
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import decode_task
 from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
+from tests.support.clients.lanes import make_certificates
 from tests.support.clients.producers import MakeProducer, producers_of_fakes
 from tests.support.console.fake_cluster import fake_message
 from tests.support.gateway.fake_group_calls import FakeGroupCalls
@@ -58,6 +63,7 @@ class Gateway:
         self.histories: dict[tuple[str, str], TaskHistory] = {}
         self.more: dict[str, Any] = {}
         self.tails_max = 10
+        self.tls: CertificateFiles | None = None
 
     def run(self, scenario: Scenario) -> None:
         async def main() -> None:
@@ -73,7 +79,7 @@ class Gateway:
                     **self.more,
                 )
                 served = http_served(
-                    cluster, self.tail.read, self.history, access=self.access, tails_max=self.tails_max
+                    cluster, self.tail.read, self.history, access=self.access, tails_max=self.tails_max, tls=self.tls
                 )
                 async with served as client:
                     await scenario(client)
@@ -511,6 +517,33 @@ def test_a_port_in_use_is_an_error_that_names_the_setting(gateway: Gateway) -> N
             front = HttpFront(lambda: None, client.front._tails)
             with pytest.raises(ServiceNotAvailableError, match="the gateway cannot listen"):
                 await front.start(HOST, taken.getsockname()[1])
+
+    gateway.run(scenario)
+
+
+def test_a_new_connection_gets_the_renewed_certificate(gateway: Gateway, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, second = (make_certificates(tmp_path / name) for name in ("first", "second"))
+    gateway.tls = CertificateFiles(Path(first.certificate), Path(first.key))
+
+    async def scenario(client: HttpClient) -> None:
+        async def trusts(authority: str) -> bool:
+            context = ssl.create_default_context(cafile=authority)
+            context.check_hostname = False
+            try:
+                async with aiohttp.ClientSession() as session:
+                    return (await session.get(client.base + "/healthz", ssl=context)).status == 200
+            except aiohttp.ClientSSLError:
+                return False
+
+        assert await trusts(first.authority)
+        Path(first.certificate).write_bytes(Path(second.certificate).read_bytes())
+        assert await trusts(first.authority), "the key is still the former one"
+        Path(first.key).write_bytes(Path(second.key).read_bytes())
+        assert await trusts(second.authority)
+        assert not await trusts(first.authority)
+        assert (await client.post(SEND, {"body": "x"}))[0] == 200
 
     gateway.run(scenario)
 

@@ -150,7 +150,7 @@ def test_a_tail_skips_the_messages_beyond_the_quota_and_ends_with_the_right(gate
 
 
 def test_open_connections_are_bounded(gateway: GuardedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.gateway.http.server.CONNECTIONS_MAX", 3)
+    monkeypatch.setattr("raymq.gateway.http.server.HTTP_CONNECTIONS_MAX", 3)
 
     async def scenario(client: HttpClient) -> None:
         client.token = token("root")

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import re
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.http.app import create_http_app
 from raymq.gateway.http.server import HttpFront
 from raymq.gateway.http.tasks import Histories
@@ -87,7 +87,7 @@ class HttpClient:
             if method.lower() in item and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
         ]
         answers = operations[0]["responses"] if operations else {}
-        problem = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+        problem = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
         described = answers.get(str(status)) or answers.get("default", problem)
         assert kind in described["content"], f"{method} {path} answered {status} {kind}"
         schema = {**described["content"][kind]["schema"], "components": self.document["components"]}
@@ -127,7 +127,7 @@ async def http_served(
     histories: Histories = lambda results, task_id: TaskHistory(),
     *,
     access: GatewayAccess | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: CertificateFiles | None = None,
     tails_max: int = 10,
 ) -> AsyncIterator[HttpClient]:
     """Serve the HTTP face of a gateway, and yield its client. At the end, the cluster is closed."""

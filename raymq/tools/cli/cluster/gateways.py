@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def gateway() -> None:
-    """Serve clients of RocketMQ 5 that run outside Ray: Java, Go, C++, C#, Rust, Node, PHP and Python."""
+    """Serve programs outside Ray: clients of RocketMQ 5 (Java, Go, C++, C#, Rust, Node, PHP, Python), and HTTP."""
 
 
 @command(gateway)
@@ -31,8 +31,10 @@ def start(address: str | None, progress: ProgressCallback, config: Path | None) 
     from raymq.client.cluster.local_server import start_gateways
 
     found = start_gateways(config, address, progress)
-    rows = [[one["actor"], one["node"], one["listens"], _on(one["tls"]), one["pid"]] for one in found]
-    return CommandResult({"gateways": found}, Table(["gateway", "node", "listens at", "TLS", "pid"], rows))
+    rows = [
+        [one["actor"], one["node"], one["listens"], one["http"] or "no", _on(one["tls"]), one["pid"]] for one in found
+    ]
+    return CommandResult({"gateways": found}, Table(["gateway", "node", "listens at", "HTTP", "TLS", "pid"], rows))
 
 
 @command(gateway)
@@ -58,13 +60,16 @@ def status(address: str | None) -> CommandResult:
     value: dict[str, Any] = {"gateways": found.report["gateways"]}
     if not found.gateways:
         return CommandResult(value, "no gateway runs: start it with `raymq gateway start`", failed=True)
-    table = Table(["gateway", "node", "state", "TLS", "clients", "streams"], _rows(found.gateways))
+    table = Table(["gateway", "node", "state", "HTTP", "TLS", "clients", "streams"], _rows(found.gateways))
     return CommandResult(value, table, failed=any(one.error for one in found.gateways))
 
 
 def _rows(gateways: Sequence[GatewayReport]) -> list[list[Any]]:
     return [
-        [one.actor, one.node, one.error or f"listens at {one.listens}", _on(one.tls), _clients(one), one.streams]
+        [
+            *(one.actor, one.node, one.error or f"listens at {one.listens}", one.http or "no"),
+            *(_on(one.tls), _clients(one), one.streams),
+        ]
         for one in gateways
     ]
 

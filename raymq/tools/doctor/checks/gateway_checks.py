@@ -21,7 +21,7 @@ def port(snapshot: DoctorSnapshot) -> list[Finding]:
         return [
             fail(
                 f"a gateway cannot listen at {snapshot.gateway_port_error}",
-                "set gateway.port to a free port, or stop the program that uses this one (ss -tlnp)",
+                "set gateway.port and gateway.http_port to free ports, or stop the program that uses it (ss -tlnp)",
                 HERE,
             )
         ]

@@ -44,11 +44,13 @@ def gateway_port_error(options: GatewayOptions, gateways: Iterable[GatewayReport
     if not options.enable or any(gateways):
         return ""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        with socket.create_server((options.host, options.port), family=family):
-            return ""
-    except OSError as error:
-        return f"{options.host}:{options.port}: {os.strerror(error.errno) if error.errno else error}"
+    for port in (options.port, options.http_port):
+        try:
+            with socket.create_server((options.host, port), family=family):
+                continue
+        except OSError as error:
+            return f"{options.host}:{port}: {os.strerror(error.errno) if error.errno else error}"
+    return ""
 
 
 def _asked(report: GatewayReport, topic: str, here: str) -> GatewayFacts:

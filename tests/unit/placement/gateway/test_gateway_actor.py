@@ -4,6 +4,7 @@ fake."""
 from __future__ import annotations
 
 import socket
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,13 +24,15 @@ from raymq.gateway.wire.enums import ClientType, Code, Language
 from raymq.gateway.wire.messages import HeartbeatRequest
 from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User, UserType, gateway_secret, make_user
-from tests.support.gateway.gateway_client import HOST, METADATA
+from tests.support.gateway.gateway_client import ANSWER_S, HOST, METADATA
 from tests.support.gateway.one_call import Headers, call_gateway, signed_headers
 from tests.support.history.waiting import eventually
 
 
 class FakeCluster:
     """A client of raymq, and what a gateway makes of it. `events`: what was opened and closed, in order."""
+
+    routes = names = admin = None
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -82,12 +85,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     return found
 
 
-@pytest.fixture
-def port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
         number: int = free.getsockname()[1]
     return number
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
 
 
 @pytest.fixture
@@ -198,11 +205,44 @@ def test_a_gateway_starts_again_if_nobody_renews_leases(
     assert heartbeat(port) == Code.OK
 
 
-def test_processes_of_one_node_share_a_port(cluster: FakeCluster, port: int, started: Any) -> None:
-    first, second = (started(port, index, processes=2) for index in range(2))
+def healthy(http_port: int) -> bool:
+    """Return whether a gateway answers HTTP at a port."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{http_port}/healthz", timeout=ANSWER_S) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def test_processes_of_one_node_share_their_ports(cluster: FakeCluster, port: int, started: Any) -> None:
+    http_port = free_port()
+    first, second = (started(port, index, processes=2, http_port=http_port) for index in range(2))
     assert first.describe()["listens"] == second.describe()["listens"]
+    assert first.describe()["http"] == f"{HOST}:{http_port}"
+    assert healthy(http_port)
     first.close()
     assert heartbeat(port) == Code.OK
+    assert healthy(http_port)
+    second.close()
+    assert not healthy(http_port)
+    for number in (port, http_port):
+        # a closed connection may keep its port for a while: create_server may share it
+        with socket.create_server((HOST, number)):
+            pass
+
+
+def test_a_gateway_whose_http_port_is_used_serves_nobody_until_the_port_is_free(
+    cluster: FakeCluster, port: int, started: Any
+) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        http_port = other.getsockname()[1]
+        gateway = started(port, http_port=http_port)
+        with pytest.raises(ServiceNotAvailableError, match=r"see gateway\.host and gateway\.http_port"):
+            gateway.describe()
+    eventually(lambda: failure(gateway) is None, "a gateway that serves")
+    assert healthy(http_port)
 
 
 class FakeServer:

@@ -6,7 +6,7 @@ import pytest
 
 from raymq.common.errors import AuthenticationError
 from raymq.gateway.convert.signatures import authenticate
-from raymq.gateway.http.tokens import signature_headers
+from raymq.gateway.http.calls import signature_headers
 
 NOW_S = 1_795_400_000.0
 SECRETS = {"shop": "5ec4e7", "a.b@c-d_e": "x" * 64}

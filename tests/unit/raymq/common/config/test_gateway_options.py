@@ -16,7 +16,7 @@ TLS = {"tls_cert": "/etc/mq/chain.pem", "tls_key": "/etc/mq/key.pem"}
 def test_by_default_the_gateway_is_off_and_only_its_own_machine_can_connect() -> None:
     options = ClusterSettings().gateway
     assert (options.enable, options.nodes, options.host, options.port) == (False, "head", "127.0.0.1", 8081)
-    assert options.advertised is None
+    assert (options.advertised, options.http_port) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,9 @@ def test_safe_settings_are_accepted(values: dict[str, Any]) -> None:
         ({"tls_cert": "chain.pem", "tls_key": "key.pem"}, "absolute path"),
         ({"port": 0}, "greater than or equal to 1"),
         ({"port": 65_536}, "less than or equal to 65535"),
+        ({"http_port": -1}, "greater than or equal to 0"),
+        ({"http_port": 65_536}, "less than or equal to 65535"),
+        ({"http_port": 8081}, "both 8081"),
         ({"processes": 65}, "less than or equal to 64"),
         ({"processes": True}, "must be a number"),
         ({"nodes": "workers"}, "'head' or 'all'"),

@@ -137,6 +137,9 @@ def test_a_used_port_matters_only_if_a_gateway_shall_start_on_it() -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
         error = gateway_port_error(GatewayOptions(enable=True, port=port))
+        with socket.create_server((HOST, 0)) as another:
+            free = another.getsockname()[1]
+        assert gateway_port_error(GatewayOptions(enable=True, port=free, http_port=port)) == error
         assert error == f"{HOST}:{port}: Address already in use"
         assert gateway_port_error(GatewayOptions(port=port)) == ""
         running = ClusterStatus.of({"gateways": [{"actor": "gateway-a-0", "error": ""}]}).gateways

@@ -230,7 +230,7 @@ def test_the_gateway_is_where_its_service_leads_if_the_cluster_has_one(shape: Cl
     if shape.gateway:
         service = services(shape)["gateway"]
         assert (service["metadata"]["name"], service["spec"]["type"]) == (f"{shape.name}-gateway", "ClusterIP")
-        assert [port["targetPort"] for port in service["spec"]["ports"]] == [gateway.port]
+        assert [port["targetPort"] for port in service["spec"]["ports"]] == [gateway.port, gateway.http_port]
         assert "--gateway" in rendered_files(shape)["gateway.yaml"].splitlines()[0]
         assert "gateway.yaml" in rendered_files(shape)["kustomization.yaml"]
 
@@ -242,6 +242,7 @@ def test_ports_have_one_meaning(shape: ClusterShape) -> None:
     opened = {port["name"]: port["containerPort"] for port in container(head)["ports"]}
     for name, service in services(shape).items():
         assert service["spec"]["ports"][0]["targetPort"] == opened[name]
+        assert all(port["targetPort"] == opened[port["name"]] for port in service["spec"]["ports"])
     [monitor] = of_kind(shape, "PodMonitor")
     name = monitor["spec"]["podMetricsEndpoints"][0]["port"]
     for group in others:
@@ -249,7 +250,7 @@ def test_ports_have_one_meaning(shape: ClusterShape) -> None:
     [policy] = of_kind(shape, "NetworkPolicy")
     allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
     assert {opened["console"], opened[name], opened["dashboard"]} <= allowed
-    assert (opened.get("gateway") in allowed) == shape.gateway
+    assert (opened.get("gateway") in allowed) == (opened.get("gateway-http") in allowed) == shape.gateway
 
 
 @each_shape

@@ -15,7 +15,7 @@ from raymq.tools import cli
 from raymq.tools.cli.terminal.output import out
 
 SERVING = {"actor": "gateway-3f9a-0", "error": "", "node": "10.0.0.1", "listens": "127.0.0.1:8081", "tls": False}
-RUNS = {**SERVING, "pid": 17, "clients": {"JAVA": 2, "NODE_JS": 1}, "streams": 3}
+RUNS = {**SERVING, "http": "", "pid": 17, "clients": {"JAVA": 2, "NODE_JS": 1}, "streams": 3}
 FAILS = {"actor": "gateway-3f9a-1", "error": "the gateway cannot listen at 127.0.0.1:8081"}
 
 Run = Callable[..., Result]
@@ -38,8 +38,12 @@ def lines(result: Result) -> list[list[str]]:
 
 def test_start_prints_each_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "start_gateways", lambda config, address, progress: [RUNS])
-    assert ["gateway-3f9a-0", "10.0.0.1", "127.0.0.1:8081", "no", "17"] in lines(run("gateway", "start"))
+    assert ["gateway-3f9a-0", "10.0.0.1", "127.0.0.1:8081", "no", "no", "17"] in lines(run("gateway", "start"))
     assert json.loads(run("gateway", "start", "--json").stdout) == {"gateways": [RUNS]}
+    http = {**RUNS, "http": "127.0.0.1:8082"}
+    monkeypatch.setattr(local_server, "start_gateways", lambda config, address, progress: [http])
+    row = ["gateway-3f9a-0", "10.0.0.1", "127.0.0.1:8081", "127.0.0.1:8082", "no", "17"]
+    assert row in lines(run("gateway", "start"))
 
 
 def test_stop_names_what_it_has_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +62,8 @@ def test_status_shows_the_clients_by_language(run: Run, monkeypatch: pytest.Monk
     assert any(row[:5] == ["gateway-3f9a-0", "10.0.0.1", "listens", "at", "127.0.0.1:8081"] for row in lines(result))
     assert "2 JAVA, 1 NODE_JS" in result.stdout
     assert json.loads(run("gateway", "status", "--json").stdout) == {"gateways": [RUNS]}
+    shows(monkeypatch, {**RUNS, "http": "127.0.0.1:8082"})
+    assert "127.0.0.1:8082" in run("gateway", "status").stdout
     overview = run("status").stdout
     assert "gateway-3f9a-0" in overview
     assert "3 clients" in overview
