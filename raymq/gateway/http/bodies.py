@@ -26,20 +26,21 @@ BODY_READ_S: Final = 60.0
 
 class RequestBodies:
     """The bodies of the requests of one HTTP face. `message_bytes_max`: returns the maximum size of a message's body in
-    bytes. A request may have twice that size, because base64 and escapes make JSON longer than its bytes."""
+    bytes."""
 
     def __init__(self, message_bytes_max: Callable[[], int]) -> None:
         self._message_bytes_max = message_bytes_max
         self._taken = 0
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body of a request, and hold its memory until the end of the block.
+    async def read(self, request: Request, messages: int = 0) -> AsyncIterator[bytes]:
+        """Yield the body of a request, and hold its memory until the end of the block. `messages`: number of the
+        largest messages for which the body may have space.
 
         Raises RequestTooLargeError if the body is too long, SystemBusyError if the bodies of other requests need the
         memory, RequestTimeoutError if the body does not arrive in time, and ClientDisconnect if the client leaves.
         """
-        longest = 2 * self._message_bytes_max() + REQUEST_OVERHEAD_BYTES
+        longest = messages * self._message_bytes_max() + REQUEST_OVERHEAD_BYTES
         announced = request.headers.get("content-length", "")
         size = int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < 20 else longest
         if size > longest:

@@ -5,8 +5,9 @@ The service checks all values again, by the rules of gRPC clients. This module o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -15,13 +16,15 @@ from raymq.gateway.convert.times import duration, timestamp
 from raymq.gateway.http.shapes import AckRequest, ChangeRequest, LeaseRequest, NewMessage
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, FilterType
+from raymq.gateway.wire.parsing import SEND_MESSAGES_MAX, RequestTooLargeError
 
 QUERY_LISTS: Final = {"key": "keys", "property": "properties"}
 """Parameters of a raw send that may occur several times, and the fields of a message that they fill."""
 QUERY_TEXTS: Final = ("tag", "sharding_key", "message_id", "delay_s", "deliver_at_ms")
 """Parameters of a raw send that occur once. Each has the name of a message's field."""
 
-T = TypeVar("T")
+_TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+"""The strings and the brackets of JSON."""
 
 
 def parsed(body: bytes, kind: Any) -> Any:
@@ -33,9 +36,30 @@ def parsed(body: bytes, kind: Any) -> Any:
 
 
 def new_messages(body: bytes) -> list[NewMessage]:
-    """Return the messages in the JSON of a send: an object is one message, an array has several."""
+    """Return the messages in the JSON of a send: an object is one message, an array has several.
+
+    Raises CallRefusedError if the body is malformed, and RequestTooLargeError if it has too many messages.
+    """
+    _check_count(body)
     found: NewMessage | list[NewMessage] = parsed(body, NewMessage | list[NewMessage])
     return [found] if isinstance(found, NewMessage) else found
+
+
+def _check_count(body: bytes) -> None:
+    """Raise RequestTooLargeError if JSON is an array of more than SEND_MESSAGES_MAX objects. An object can have two
+    bytes, and a message takes hundreds of bytes in memory, so the objects are counted before they are parsed."""
+    if body.count(b"{") <= SEND_MESSAGES_MAX:
+        return
+    depth = count = 0
+    for token in _TOKENS.finditer(body):
+        sign = token[0]
+        if sign in (b"{", b"["):
+            count += depth == 1
+            depth += 1
+        elif sign in (b"}", b"]"):
+            depth -= 1
+        if count > SEND_MESSAGES_MAX:
+            raise RequestTooLargeError(f"the request has more than {SEND_MESSAGES_MAX} messages: send fewer")
 
 
 def raw_message(body: bytes, query: Sequence[tuple[str, str]]) -> NewMessage:

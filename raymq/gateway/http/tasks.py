@@ -61,7 +61,7 @@ class TaskCalls:
         """Store a task and its first state. Both are durable when the answer arrives."""
         only(request.query_params)
         call = self._access.authenticated(call_of(request))
-        async with self._bodies.read(request) as body:
+        async with self._bodies.read(request, messages=1) as body:
             asked: NewTask = parsed(body, NewTask)
             queue, results = _topics(call, asked.queue, asked.result_topic)
             self._access.require(call, sends(queue), sends(results))

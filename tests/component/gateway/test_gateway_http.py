@@ -156,6 +156,17 @@ def test_a_raw_body_is_stored_as_it_is(gateway: Gateway, query: str, kind: str) 
     assert (stored.properties, stored.message_id) == ({"from": "hook:7"}, "01B")
 
 
+def test_signs_of_json_inside_texts_do_not_count_as_messages(gateway: Gateway) -> None:
+    texts = ['{"[' * 1000, "\\" * 999 + '"{' * 1000, "}]" * 1000, '\\"' * 3 + "{" * 1025]
+
+    async def scenario(client: HttpClient) -> None:
+        assert (await client.post(SEND, [{"body": text} for text in texts]))[0] == 200
+        assert (await client.post(SEND, [{"body": "x"}] * 1024))[0] == 200
+
+    gateway.run(scenario)
+    assert [one.body.decode() for one in gateway.messages()][: len(texts)] == texts
+
+
 @pytest.mark.parametrize("delay", [False, True])
 def test_a_message_has_the_same_fields_as_one_of_the_python_client(gateway: Gateway, delay: bool) -> None:
     at_ms = {"deliver_at_ms": time.time_ns() // 1_000_000 + 3_600_000} if delay else {}
@@ -213,6 +224,8 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({}, 413, "MESSAGE_BODY_EMPTY"),
     ([], 400, "MESSAGE_CORRUPTED"),
     ([{"body": "x"}] * 1025, 413, "PAYLOAD_TOO_LARGE"),
+    ([{}] * 2_000_000, 413, "PAYLOAD_TOO_LARGE"),
+    ([{"body": '\\"{' * 2000}] * 1025, 413, "PAYLOAD_TOO_LARGE"),
     ("x", 400, "BAD_REQUEST"),
     ({"body": "\ud800"}, 400, "BAD_REQUEST"),
 ]
@@ -450,6 +463,10 @@ def test_a_body_that_is_too_long_is_refused(gateway: Gateway) -> None:
 
         async with client.session.post(client.base + SEND, data=chunks()) as response:
             assert response.status == 413, "a body without an announced length"
+        small = bodies.REQUEST_OVERHEAD_BYTES
+        for path, size in ((RECEIVE, small + 1), (ACK, small + 1), (CHANGE, small + 1), ("/v1/tasks", small + 1001)):
+            status, answer = await client.request("POST", path, b" " * size)
+            assert (status, answer["title"]) == (413, "PAYLOAD_TOO_LARGE"), path
 
     gateway.run(scenario)
     assert len(gateway.messages()) == 1
