@@ -23,6 +23,8 @@ from raymq.common.message import MessageExt, MessageQueue
 
 TAIL_WAITING_MAX: Final = 500
 """Maximum number of messages that are buffered for one viewer of a live tail."""
+TAIL_WAITING_BYTES_MAX: Final = 32 << 20
+"""Maximum size in bytes of the records that are buffered for one viewer of a live tail. One message may be larger."""
 TAIL_ROUND_S: Final = 1.0
 """Seconds between two reads of a topic for its live tail."""
 TAIL_ERROR_PAUSE_S: Final = 3.0
@@ -61,17 +63,24 @@ class Viewer:
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
-        self._waiting: deque[MessageExt] = deque()
+        self._waiting: deque[tuple[MessageExt, float]] = deque()
+        """The buffered messages, each with its share of the size of its read."""
+        self._waiting_bytes = 0.0
         self._skipped, self._error, self._begun, self._closed = 0, "", False, False
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
         """Buffer the messages of `batch` that the viewer of this live tail wants to see. `batch`: the messages that one
         read of the topic returned. If too many messages are buffered, the oldest are dropped."""
-        self._waiting += [message for message in batch.messages if self._wants(message)]
+        share = batch.size_bytes / max(len(batch.messages), 1)
+        wanted = [(message, share) for message in batch.messages if self._wants(message)]
+        self._waiting += wanted
+        self._waiting_bytes += len(wanted) * share
         self._skipped += batch.skipped
-        while len(self._waiting) > TAIL_WAITING_MAX:
-            self._waiting.popleft()
+        while len(self._waiting) > TAIL_WAITING_MAX or (
+            self._waiting_bytes > TAIL_WAITING_BYTES_MAX and len(self._waiting) > 1
+        ):
+            self._waiting_bytes -= self._waiting.popleft()[1]
             self._skipped += 1
         if batch.messages or batch.skipped or self._error or not self._begun:
             self._error, self._begun = "", True
@@ -99,9 +108,9 @@ class Viewer:
                 continue
             self._changed.clear()
             if not self._closed:
-                event = TailEvent(tuple(self._waiting), self._skipped, self._error)
+                event = TailEvent(tuple(message for message, _ in self._waiting), self._skipped, self._error)
                 self._waiting.clear()
-                self._skipped = 0
+                self._waiting_bytes, self._skipped = 0.0, 0
                 yield event
 
 

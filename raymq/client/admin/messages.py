@@ -230,11 +230,13 @@ TAIL_BROKERS_AT_ONCE: Final = 8
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """The new messages of a topic that one read returned, oldest first. `skipped`: the number of messages that the read
-    left out because of its limits. `positions`: by queue, the offset from which the next read continues."""
+    left out because of its limits. `positions`: by queue, the offset from which the next read continues. `size_bytes`:
+    the size of the records that the read fetched."""
 
     messages: tuple[MessageExt, ...]
     positions: dict[MessageQueue, int]
     skipped: int = 0
+    size_bytes: int = 0
 
 
 class TailAdmin(AdminBase):
@@ -273,12 +275,13 @@ class TailAdmin(AdminBase):
             raise failures[0]
         following = dict(positions or {})
         found: list[tuple[int, MessageExt]] = []
-        skipped = 0
+        skipped = size_bytes = 0
         for own, answer in zip(queues.values(), answers, strict=True):
             if isinstance(answer, RaymqError):
                 continue
             for queue, result in zip(own, answer, strict=True):
                 following[queue] = result.max_offset
+                size_bytes += len(result.records)
                 if positions is not None:
                     start = positions.get(queue, -1)
                     checked = read_checked(result, queue, start)
@@ -292,7 +295,7 @@ class TailAdmin(AdminBase):
                     found += zip(stored_times(arrived), arrived, strict=True)
         found.sort(key=itemgetter(0))
         newest = tuple(message for _, message in found[-max_messages:])
-        return Arrived(newest, following, skipped + len(found) - len(newest))
+        return Arrived(newest, following, skipped + len(found) - len(newest), size_bytes)
 
     def _first_in_repair(self, queue: MessageQueue, damaged: Sequence[int]) -> int | None:
         """Report damaged messages of a queue. Returns the offset of the first one that is repaired or may be repaired

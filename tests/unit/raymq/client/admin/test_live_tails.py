@@ -9,7 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 import raymq.client.admin.live_tails as module
-from raymq.client.admin.live_tails import TAIL_WAITING_MAX, TailEvent, Tails, TooManyViewersError, Viewer
+from raymq.client.admin.live_tails import (
+    TAIL_WAITING_BYTES_MAX,
+    TAIL_WAITING_MAX,
+    TailEvent,
+    Tails,
+    TooManyViewersError,
+    Viewer,
+)
 from raymq.client.admin.messages import Arrived
 from raymq.common.errors import RaymqError
 
@@ -112,6 +119,22 @@ def test_a_slow_viewer_loses_the_oldest_messages_and_gets_their_number() -> None
         assert event is not None
         assert (event.messages[0], len(event.messages)) == (7, TAIL_WAITING_MAX)
         assert event.skipped == 7 + TAIL_WAITING_MAX + 7
+
+    run(test)
+
+
+def test_a_slow_viewer_buffers_a_bounded_size() -> None:
+    async def test(_: Topic) -> None:
+        viewer: Viewer = Viewer(lambda number: number != 1)
+        half = TAIL_WAITING_BYTES_MAX // 2
+        viewer.offer(Arrived((0, 1, 2), {}, 0, half))
+        viewer.offer(Arrived((3, 4), {}, 0, half))
+        assert await anext(viewer.events()) == TailEvent((0, 2, 3, 4), 0, "")
+        for number in range(5, 8):
+            viewer.offer(Arrived((number,), {}, 0, half + 1))
+        assert await anext(viewer.events()) == TailEvent((7,), 2, "")
+        viewer.offer(Arrived((8,), {}, 0, 3 * TAIL_WAITING_BYTES_MAX))
+        assert await anext(viewer.events()) == TailEvent((8,), 0, ""), "a single message may be larger"
 
     run(test)
 
