@@ -48,6 +48,8 @@ HTTP_CLIENT_ID: Final = "http"
 id."""
 HTTP_CALL_S: Final = 30.0
 """Time in seconds that a call over HTTP may take, in addition to the time for which it waits for messages."""
+RECEIVED_BYTES_MAX: Final = 16 << 20
+"""Maximum size in bytes of the messages of one answer. One message may be larger."""
 CLIENT_LEFT: Final = 499
 """Status of an answer that nobody reads, because the client has left."""
 NAMESPACE: Final = "x-mq-namespace"
@@ -132,9 +134,13 @@ class MessageCalls:
             if status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 return problem(status)
             messages: list[LeasedMessage] = []
+            size = 0
             async for answer in answers:
                 one = wire.ReceiveMessageResponse.FromString(answer)
                 if one.WhichOneof("content") == "message":
+                    size += len(answer)
+                    if messages and size > RECEIVED_BYTES_MAX:
+                        break  # the service returns this message and the others to the group
                     messages.append(leased_message(one.message))
         return json_answer(LeaseAnswer(messages=messages))
 

@@ -11,7 +11,7 @@ tail ends soon after its user has lost the right.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import msgspec
@@ -84,27 +84,24 @@ class TailCalls:
         finally:
             self._tails.leave(topic, viewer)
 
-    def _shown(self, call: CallContext, resource: wire.Resource, event: TailEvent) -> list[bytes]:
-        """Return the events of one update, and charge its messages to the user."""
-        skipped, shown = event.skipped, []
+    def _shown(self, call: CallContext, resource: wire.Resource, event: TailEvent) -> Iterator[bytes]:
+        """Yield the events of one update, each when the former one is written, and charge its messages to the user."""
         try:
             allowed = self._access.portion(call, len(event.messages)) if event.messages else 0
         except QuotaExceededError:
             allowed = 0
-        skipped += len(event.messages) - allowed
         for message in event.messages[:allowed]:
             try:
                 data = msgspec.json.encode(stored_message(outgoing(message, resource)))
             except BodyUnreadableError as error:
-                shown.append(_problem(CallRefusedError(Code.MESSAGE_CORRUPTED, str(error))))
+                yield _problem(CallRefusedError(Code.MESSAGE_CORRUPTED, str(error)))
                 continue
             self._access.charge_consumed(call, len(data), 1)
-            shown.append(_event("message", data))
-        if skipped:
-            shown.append(_event("skipped", msgspec.json.encode(Skipped(count=skipped))))
+            yield _event("message", data)
+        if skipped := event.skipped + len(event.messages) - allowed:
+            yield _event("skipped", msgspec.json.encode(Skipped(count=skipped)))
         if event.error:
-            shown.append(_problem(ServiceNotAvailableError(event.error)))
-        return shown
+            yield _problem(ServiceNotAvailableError(event.error))
 
 
 def _is_wanted(message: MessageExt, subscription: Subscription) -> bool:

@@ -25,7 +25,7 @@ from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.certificates import CertificateFiles
-from raymq.gateway.http import bodies
+from raymq.gateway.http import bodies, calls
 from raymq.gateway.http.app import ENDPOINTS
 from raymq.gateway.http.server import HTTP_HEADERS_BYTES_MAX, HttpFront
 from raymq.gateway.service.cluster import GatewayCluster
@@ -325,6 +325,27 @@ def test_messages_are_received_and_settled_by_their_receipts(gateway: Gateway) -
         status, answer = await client.post(ACK, {"topic": "orders", "receipts": ["rubbish"]})
         assert (status, answer["title"]) == (400, "INVALID_RECEIPT_HANDLE")
         assert (await client.post(RECEIVE, {"topic": "orders"}))[1] == {"messages": []}
+
+    gateway.run(scenario)
+
+
+def test_messages_that_do_not_fit_into_an_answer_stay_visible(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "RECEIVED_BYTES_MAX", 3000)
+    for number in range(5):
+        gateway.group.put("a", b"%d" % number + b"x" * (5000 if number == 4 else 1000))
+
+    async def scenario(client: HttpClient) -> None:
+        found: list[tuple[str, int]] = []
+        sizes = []
+        async with asyncio.timeout(ANSWER_S):
+            while len(found) < 5:
+                messages = (await client.post(RECEIVE, {"topic": "orders", "wait_s": 5}))[1]["messages"]
+                found += [(one["body"][0], one["attempt"]) for one in messages]
+                sizes.append(len(messages))
+        assert sorted(found) == [(str(number), 1) for number in range(5)], "each once, as the first attempt"
+        assert max(sizes) == 2
 
     gateway.run(scenario)
 
