@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from typing import Final
 
 from raymq.common.errors import ClientStateError, RaymqError, RequestTimeoutError, SystemBusyError
@@ -139,7 +140,13 @@ class AsyncLanePool:
             done, _ = await asyncio.wait([opening], timeout=max(0.0, deadline_s - time.monotonic()))
             if not done:
                 raise RequestTimeoutError(what, timeout_s)
-            refused = None if opening.cancelled() else opening.result()
+            if opening.cancelled():
+                continue
+            failure = opening.exception()
+            if failure is not None:
+                # Raise a copy: all waiting calls share the error, and each raise makes its traceback longer.
+                raise copy(failure) from failure
+            refused = opening.result()
             if refused is None:
                 continue
             address, error = refused

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,7 +111,10 @@ class GatheredAcks:
                 return
             for request in requests:
                 if not request.answer.done():
-                    request.answer.set_exception(error)
+                    # A copy for each request: each raise of one error object makes its traceback longer.
+                    own = copy(error)
+                    own.__cause__ = error
+                    request.answer.set_exception(own)
         else:
             for request in requests:
                 if not request.answer.done():

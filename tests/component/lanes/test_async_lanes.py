@@ -422,6 +422,25 @@ def test_a_server_that_does_not_shake_hands_is_given_up(remote: Served, monkeypa
     run(remote, scenario)
 
 
+def test_an_actor_that_has_gone_fails_each_waiting_call_with_an_error_of_its_own() -> None:
+    served = Served(remote=False)
+
+    def describe() -> None:
+        raise ServiceNotAvailableError("broker-a is away")
+
+    served.actor.methods["describe"] = describe
+
+    async def scenario() -> None:
+        errors = await asyncio.gather(*(served.call(ECHO) for _ in range(30)), return_exceptions=True)
+        assert {(type(one), str(one)) for one in errors} == {(ServiceNotAvailableError, "broker-a is away")}
+        assert len(set(map(id, errors))) == 30
+        assert len(served.actor.calls) < 30, "the calls share attempts"
+        assert served.pool.calls == 0
+
+    run(served, scenario)
+    served.close()
+
+
 def test_an_actor_that_does_not_answer_ends_the_call_at_its_timeout() -> None:
     served, go_on = Served(remote=False), threading.Event()
     served.actor.methods["describe"] = lambda: go_on.wait(WAIT_S)

@@ -122,7 +122,9 @@ def test_an_error_of_a_call_is_the_answer_to_all_of_its_requests(error: Exceptio
         calls.answer()
         calls.fails = error
         requests = [begin(acks, calls, offset) for offset in range(5)]
-        assert await asyncio.gather(*requests, return_exceptions=True) == [error] * 5
+        errors = await asyncio.gather(*requests, return_exceptions=True)
+        assert [(type(one), str(one)) for one in errors] == [(type(error), str(error))] * 5
+        assert len(set(map(id, errors))) == 5, "each request has an error object of its own"
         calls.fails = None
         await begin(acks, calls, 9)
 
