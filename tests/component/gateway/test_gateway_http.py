@@ -353,7 +353,7 @@ def test_messages_that_do_not_fit_into_an_answer_stay_visible(
 def test_a_receive_waits_for_a_message(gateway: Gateway) -> None:
     async def scenario(client: HttpClient) -> None:
         waiting = asyncio.create_task(client.post(RECEIVE, {"topic": "orders", "wait_s": 20}))
-        await asyncio.to_thread(gateway.group.wait_for_receives, 1)
+        await gateway.group.wait_for_receives(1)
         gateway.group.put("a", b"late")
         _, answer = await waiting
         assert [one["body"] for one in answer["messages"]] == ["late"]
@@ -365,7 +365,7 @@ def test_the_messages_of_a_client_that_left_are_visible_to_others(gateway: Gatew
     async def scenario(client: HttpClient) -> None:
         gateway.group.answers.clear()
         waiting = asyncio.create_task(client.post(RECEIVE, {"topic": "orders", "wait_s": 20}))
-        await asyncio.to_thread(gateway.group.wait_for_receives, 2)
+        await gateway.group.wait_for_receives(1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         gateway.group.put("a", b"kept")
