@@ -185,6 +185,10 @@ def test_a_message_has_the_same_fields_as_one_of_the_python_client(gateway: Gate
     ours, theirs = ({name: getattr(one, name) for name in names} for one in (first, second))
     # the id of the producer itself
     assert ours["system_properties"].pop("RMQ_PID") != theirs["system_properties"].pop("RMQ_PID")
+    # each producer chooses a queue, which a delayed message has as a property
+    for fields_of_one in (ours, theirs):
+        assert ("REAL_QID" in fields_of_one["system_properties"]) == delay
+        fields_of_one["system_properties"].pop("REAL_QID", None)
     assert ours == theirs
 
 
