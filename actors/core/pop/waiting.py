@@ -131,7 +131,7 @@ class WaitingReceives:
         return list(self._late)
 
     def next_deadline_s(self) -> float:
-        """Return the first deadline that has not passed at the last call of `late`; infinity if there is none."""
+        """Return the first deadline that has not passed at the last call of `late`; infinity without a deadline."""
         while self._deadlines and self._deadlines[0][2] not in self:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf

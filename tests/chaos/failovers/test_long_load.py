@@ -3,7 +3,8 @@
 No acknowledged message is lost or stored twice. `make soak` runs the test for RAYMQ_SOAK_MINUTES (60) with
 RAYMQ_SOAK_RATE (20,000) messages of 128 bytes per second. It compares the first ten minutes with the last ten. The
 rates differ by at most 10 %, and memory, descriptors and threads grow by at most 5 %, over all servers and in each
-process. The report of each minute is printed after the tests, and RAYMQ_SOAK_REPORT names a file for it as JSON.
+server that lived for half of the run. A store lives for less, and needs more while it is the master. The
+report of each minute is printed after the tests, and RAYMQ_SOAK_REPORT names a file for it as JSON.
 
 `make chaos` runs a short form, with a low rate, two kills and no judgement of speed. RAYMQ_CHAOS_SEED repeats the order
 of the kills.
@@ -215,4 +216,5 @@ def test_a_steady_load_with_kills_loses_nothing_and_no_process_grows(
         rates, sizes = rate_changes(run.minutes), size_changes(run.minutes)
         assert {name: share for name, share in rates.items() if abs(share) > RATE_CHANGE_MAX} == {}
         assert {name: share for name, share in sizes.items() if share > GROWTH_MAX} == {}
-        assert [str(one) for one in growth if one.excessive] == []
+        old = [one for one in growth if one.kind in SERVERS and one.life_s > MINUTES * MINUTE_S / 2]
+        assert [str(one) for one in old if one.excessive] == []
