@@ -82,7 +82,7 @@ class Checks:
         """Check, after all faults have ended, that each acknowledged message is stored exactly once and that the
         replicas' logs are equal up to the visible end."""
         masters = [node for node in world.nodes.values() if node.leads()]
-        if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world)):
+        if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world) or _waits_for_a_removed(world)):
             world.say("rightly refused")
             return
         if len(masters) != 1:
@@ -117,6 +117,15 @@ def _no_member_is_whole(world: World) -> bool:
     ]
     floor = max((state.confirm_floor for state in own), default=0)
     return len(own) < len(stores) and not any(state.complete and state.end_offset >= floor for state in own)
+
+
+def _waits_for_a_removed(world: World) -> bool:
+    """Return True if the journal is lost, and the Controller waits for a replica that has left the group without its
+    directory. The journal had the removal, and no replica had received it. Then only an operator knows that the replica
+    is gone for good."""
+    control = world.controller.control
+    gone = {name for name, node in world.nodes.items() if node.is_removed and not node.disk.incarnation}
+    return control.record is None and bool(gone & control.replicas)
 
 
 def _every_copy_is_lost(world: World) -> bool:
