@@ -171,6 +171,7 @@ class Gateway:
             )
             cluster = cluster_of(client, producer, GATEWAY_SEND_TIMEOUT_S)
             stack.callback(cluster.close)
+            stack.push_async_callback(cluster.finish)
             address = GatewayAddress(options.host, options.port, options.advertised)
             state = None if server is None else lambda: server.authorizer.state
             access = GatewayAccess(state, gateways=lambda: self._processes)

@@ -40,6 +40,8 @@ CLUSTER_CALLS_MAX: Final = 16
 RECEIVES_MAX: Final = ASYNC_CALLS_MAX * 3 // 4
 """Maximum number of waits for messages at one gateway. A receive waits once at each of its broker groups, and holds no
 thread. The other calls to a broker that may be under way are for acknowledgements and renewals."""
+FINISH_S: Final = 3.0
+"""Maximum time in seconds that a gateway which stops waits for its calls in the background."""
 GROUPS_OPEN_MAX: Final = 1000
 """Maximum number of consumer groups whose connections to brokers stay open."""
 
@@ -206,6 +208,19 @@ class GatewayCluster:
         if found is None:
             found = self._brokers[name] = AsyncBrokerClient(name)
         return found
+
+    async def finish(self) -> None:
+        """Wait up to FINISH_S for the calls in the background, above all for those that give back the messages that no
+        client has got. Call this method after the server has stopped: messages that are not given back are delivered
+        again only after their invisible time."""
+        try:
+            async with asyncio.timeout(FINISH_S):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+                for calls in list(self._group_calls.values()):
+                    await calls.finish()
+        except TimeoutError:
+            logger.info("some calls had not ended %s s after the gateway's server", FINISH_S)
 
     def close(self) -> None:
         """End the calls to brokers, let the threads end after their calls, and close the calls of groups.

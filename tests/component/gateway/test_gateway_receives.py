@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.common.errors import BodyUnreadableError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.gateway.convert.times import duration, millis
@@ -392,6 +393,45 @@ def test_a_receive_that_waits_is_answered_at_once_when_its_client_or_the_gateway
         assert message.system_properties.delivery_attempt == 1
 
     gateway.run(scenario)
+
+
+class SlowReturns(FakeGroupCalls):
+    """Calls of a group whose broker takes its time to take messages back."""
+
+    async def change_invisible(
+        self, messages: Sequence[ReceivedMessage], invisible_ms: int, *, counted: bool = True
+    ) -> list[ReceivedMessage]:
+        await asyncio.sleep(0.1)
+        return await super().change_invisible(messages, invisible_ms, counted=counted)
+
+
+def test_a_gateway_that_stops_first_gives_back_the_messages_that_no_client_has_got(gateway: Gateway) -> None:
+    calls = gateway.calls["billing"] = SlowReturns("billing")
+    for _ in range(40):
+        calls.put("a", b"x" * 1_000_000)
+
+    async def scenario(client: GatewayClient) -> None:
+        request = receive_request(batch_size=40)
+        stream = client.method("ReceiveMessage")(request, metadata=METADATA, timeout=ANSWER_S)
+        await stream.read()
+        stream.cancel()
+
+    gateway.run(scenario)
+    assert calls.returned
+    assert {counted for _, counted in calls.returned} == {False}
+
+
+def test_a_gateway_does_not_wait_for_ever_for_its_calls(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_cluster, "FINISH_S", 0.1)
+    caplog.set_level("INFO", gateway_cluster.__name__)
+
+    async def scenario(client: GatewayClient) -> None:
+        client.service._cluster.later(asyncio.Event().wait())
+
+    gateway.run(scenario)
+    assert "some calls had not ended 0.1 s after the gateway's server" in caplog.text
 
 
 WRONG = [

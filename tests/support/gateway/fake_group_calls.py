@@ -208,5 +208,8 @@ class FakeGroupCalls:
     async def report_reads(self) -> None:
         pass
 
+    async def finish(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True

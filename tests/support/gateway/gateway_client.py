@@ -177,6 +177,7 @@ async def served(
             yield GatewayClient(channel, port, service)
     finally:
         await front.stop()
+        await cluster.finish()
         cluster.close()
 
 

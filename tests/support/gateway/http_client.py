@@ -147,4 +147,5 @@ async def http_served(
     finally:
         service.end_receives()
         await front.stop()
+        await cluster.finish()
         cluster.close()

@@ -163,6 +163,11 @@ class AsyncPopCalls:
         if self._reader.has_reads:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._reader.report_reads)
 
+    async def finish(self) -> None:
+        """Wait for the calls that go on after their caller was cancelled, such as those that give messages back."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def close(self) -> None:
         """Report the reads. Blocks for a short call to each store. Idempotent."""
         self._reader.report_reads()

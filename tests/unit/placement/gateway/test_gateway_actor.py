@@ -69,6 +69,9 @@ class FakeGatewayCluster:
     async def refresh_limits(self) -> None:
         self._cluster.events.append("limits read")
 
+    async def finish(self) -> None:
+        self._cluster.events.append("calls finished")
+
     def close(self) -> None:
         self._cluster.events.append("cluster closed")
 
@@ -158,7 +161,8 @@ def test_a_gateway_serves_and_ends_its_receives_and_its_server_first(
     gateway.close()
     first, *ended = (event for event in cluster.events if event != "limits read")
     assert first == "connected"
-    assert ended == ["receives ended", "server stops", "cluster closed", "producer closed", "client closed"]
+    assert ended[:3] == ["receives ended", "server stops", "calls finished"]
+    assert ended[3:] == ["cluster closed", "producer closed", "client closed"]
     with socket.socket() as free:
         free.bind((HOST, port))
     with pytest.raises(ServiceNotAvailableError, match="stopping"):
@@ -176,7 +180,8 @@ def test_a_gateway_whose_port_is_used_says_so_and_serves_once_the_port_is_free(
         gateway = started(port)
         with pytest.raises(ServiceNotAvailableError, match=rf"cannot listen at {HOST}:{port}"):
             gateway.describe()
-        assert cluster.events[:4] == ["connected", "cluster closed", "producer closed", "client closed"]
+        assert cluster.events[:2] == ["connected", "calls finished"]
+        assert cluster.events[2:5] == ["cluster closed", "producer closed", "client closed"]
     eventually(lambda: failure(gateway) is None, "a gateway that serves")
     assert heartbeat(port) == Code.OK
 

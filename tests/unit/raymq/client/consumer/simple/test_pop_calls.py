@@ -369,8 +369,8 @@ def test_a_cancelled_receive_gives_its_messages_back_without_counting_the_attemp
         assert broker.visible_now() == 0
         client.now.set()
         async with asyncio.timeout(WAIT_S):
-            while pop._tasks:
-                await asyncio.sleep(0.01)
+            await pop.finish()
+        assert broker.visible_now() == answers
 
     run_async(broker, scenario)
     if answers:
@@ -389,8 +389,7 @@ def test_a_dead_letter_is_stored_although_its_caller_was_cancelled(broker: FakeB
         with pytest.raises(asyncio.CancelledError):
             await storing
         async with asyncio.timeout(WAIT_S):
-            while pop._tasks:
-                await asyncio.sleep(0.01)
+            await pop.finish()
 
     run_async(broker, scenario)
     assert len(broker.letters) == 1
