@@ -6,6 +6,7 @@ than promised is accepted (202), and entries with different results are a multi-
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,12 @@ DIFFERENT_RESULTS: Final = 207
 
 def json_answer(value: object, status: int = 200, *, kind: str = JSON, **headers: str) -> Response:
     """Return an answer with a JSON object. `kind`: its media type."""
-    return Response(msgspec.json.encode(value), status, headers, kind)
+    try:
+        body = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # The result of a task may have half of a surrogate pair, which JSON has only as an escape.
+        body = json.dumps(msgspec.to_builtins(value)).encode()
+    return Response(body, status, headers, kind)
 
 
 def problem(status: wire.Status) -> Response:

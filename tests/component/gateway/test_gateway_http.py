@@ -424,6 +424,9 @@ def test_the_number_of_tails_is_bounded_and_a_tail_that_ends_makes_room(gateway:
                 except AssertionError:
                     await asyncio.sleep(0.01)
         assert (await client.request("GET", "/v1/topics/nowhere/tail"))[0] == 404
+        for _ in range(3):
+            async with client.session.head(client.base + "/v1/topics/orders/tail") as response:
+                assert (response.status, response.content_type) == (200, "text/event-stream")
 
     gateway.run(scenario)
 
@@ -452,6 +455,10 @@ def test_a_task_is_stored_as_the_adapter_stores_it(gateway: Gateway) -> None:
         gateway.histories["jobs-results", task_id] = TaskHistory(done)
         status, found = await client.request("GET", f"/v1/tasks/{task_id}?queue=jobs")
         assert (status, found["state"], found["result"], found["attempt"]) == (200, "SUCCESS", {"bytes": 7}, 1)
+        for result in (2**80, "\ud800", [None, {"a": "\x00"}]):
+            gateway.histories["jobs-results", task_id] = TaskHistory(replace(done, result=result))
+            _, found = await client.request("GET", f"/v1/tasks/{task_id}?queue=jobs")
+            assert found["result"] == result
         for path in (f"/v1/tasks/{task_id}", f"/v1/tasks/{'x' * 300}?queue=jobs", f"/v1/tasks/{task_id}?queue=%20"):
             assert (await client.request("GET", path))[0] == 400
         assert (await client.request("GET", f"/v1/tasks/{task_id}?queue=other"))[0] == 404
