@@ -210,7 +210,7 @@ class GatewayCluster:
         return found
 
     async def finish(self) -> None:
-        """Wait up to FINISH_S for the calls in the background, above all for those that give back the messages that no
+        """Wait up to FINISH_S for the calls in the background, above all for calls that give back the messages that no
         client has got. Call this method after the server has stopped: messages that are not given back are delivered
         again only after their invisible time."""
         try:

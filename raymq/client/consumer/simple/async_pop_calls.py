@@ -164,7 +164,7 @@ class AsyncPopCalls:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._reader.report_reads)
 
     async def finish(self) -> None:
-        """Wait for the calls that go on after their caller was cancelled, such as those that give messages back."""
+        """Wait for the calls that go on after their caller was cancelled, such as calls that give messages back."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
