@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from raymq.common import identity
 from raymq.common.closing import close_in_child
@@ -174,8 +174,8 @@ class AsyncLane(asyncio.Protocol):
     # The methods that asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # the transports of uvloop, which Ray gives to actors, do not inherit from asyncio's classes
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc or EOFError("the server has closed the connection"))

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from raymq.common.errors import (
     ClientStateError,
@@ -69,6 +70,7 @@ class Served:
 
     def __init__(self, *, remote: bool, error: Exception | None = None) -> None:
         self._remote, self._error = remote, error
+        self.loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
         self.late: list[LaneRequest] = []
         self.address: LaneAddress | None = None
         self.actor = FakeActor({"describe": self._describe})
@@ -118,7 +120,8 @@ def run(served: Served, scenario: Callable[[], Coroutine[Any, Any, None]]) -> No
         finally:
             served.pool.close()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=served.loop_factory) as runner:
+        runner.run(main())
     assert unread == []
 
 
@@ -130,10 +133,35 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 
 @pytest.fixture
+def served_in_actor(served: Served) -> Served:
+    """Return a server whose client runs in the event loop that Ray gives to actors."""
+    served.loop_factory = uvloop.new_event_loop
+    return served
+
+
+@pytest.fixture
 def remote() -> Iterator[Served]:
     served = Served(remote=True)
     yield served
     served.close()
+
+
+def test_a_lane_works_in_the_event_loop_of_an_actor(served_in_actor: Served) -> None:
+    served = served_in_actor
+
+    async def scenario() -> None:
+        assert await served.call(ECHO, b"first") == b"first"
+        call = asyncio.ensure_future(served.call(LATER, b"second"))
+        await served.waiting(1)
+        served.late[0].answer(b"late")
+        assert await call == b"late"
+        assert await served.call(ECHO, b"x" * (1 << 20)) == b"x" * (1 << 20)
+        served.restart()
+        with pytest.raises(ServiceNotAvailableError):
+            await served.call(ECHO, b"broken")
+        assert await served.call(ECHO, b"third") == b"third"
+
+    run(served, scenario)
 
 
 def test_a_thousand_calls_wait_without_threads_and_each_gets_its_own_answer(served: Served) -> None:
