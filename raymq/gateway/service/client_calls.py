@@ -22,7 +22,7 @@ from raymq.gateway.clients.command_streams import TOPICS_MAX, CommandStream, Com
 from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.convert.client_settings import check_settings, consumer_settings, producer_settings
 from raymq.gateway.convert.names import group_of, namespace_of, subscription_of, topic_of
-from raymq.gateway.convert.statuses import ok
+from raymq.gateway.convert.statuses import ok, status_of
 from raymq.gateway.convert.transactions import is_transactional
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.client_members import ClientMembers
@@ -101,6 +101,7 @@ class ClientCalls:
             call = self._access.authenticated(call)
             stream = CommandStream(client_id_of(call), call)
         except RaymqError as error:
+            yield _refusal(error)
             raise StreamRefusedError(str(error)) from None
         reader = asyncio.create_task(self._read(call, stream, requests))
         reader.add_done_callback(lambda done: _end(stream, done))
@@ -108,6 +109,9 @@ class ClientCalls:
             while (command := await stream.next()) is not None:
                 yield command.SerializeToString()
             await reader
+        except StreamRefusedError as error:
+            yield _refusal(error.__cause__ or error)
+            raise
         finally:
             reader.cancel()
             self._streams.closed(stream)
@@ -139,7 +143,7 @@ class ClientCalls:
         try:
             return parse_request(TelemetryCommand, data)
         except RaymqError as error:
-            raise StreamRefusedError(str(error)) from None
+            raise StreamRefusedError(str(error)) from error
 
     async def _answer(self, call: CallContext, stream: CommandStream, settings: Settings) -> Settings:
         """Return the answer to a client's settings, and register the client. Raises StreamRefusedError if the settings
@@ -164,7 +168,7 @@ class ClientCalls:
         except RaymqError as error:
             if error.retryable:
                 raise
-            raise StreamRefusedError(str(error)) from None
+            raise StreamRefusedError(str(error)) from error
         return answer
 
     async def _consumer(self, call: CallContext, client_id: str, settings: Settings) -> tuple[str, Settings]:
@@ -194,6 +198,15 @@ class ClientCalls:
                 # the topic may be created later; the client asks for its route then
                 continue
         return False
+
+
+def _refusal(error: BaseException) -> bytes:
+    """Return the last answer of a stream that ends with `error`.
+
+    Node's clients wait for an answer to their settings, not for the end of the stream: without this answer, their start
+    would never end.
+    """
+    return TelemetryCommand(status=status_of(error)).SerializeToString()
 
 
 def _end(stream: CommandStream, reader: asyncio.Task[None]) -> None:

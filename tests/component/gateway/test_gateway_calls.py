@@ -296,8 +296,14 @@ def test_illegal_settings_end_the_stream(gateway: Gateway, command: wire.Telemet
         # a stream without a client id ends before a request, which the client could then not write
         for metadata, sent in ((METADATA, command), ((), None)):
             stream = client.method("Telemetry")(metadata=metadata, timeout=ANSWER_S)
+            # a read that begins after the end of the stream gets no answer
+            answer = asyncio.ensure_future(stream.read())
             if sent is not None:
                 await stream.write(sent)
+            # Node's client ends its start only at an answer
+            status = (await answer).status
+            assert Code(status.code) not in (Code.OK, Code.INTERNAL_SERVER_ERROR)
+            assert status.message
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stream.read()
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
