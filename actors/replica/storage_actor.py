@@ -195,6 +195,7 @@ class Storage:
                 "bytes_of_spans": self._bytes_of_spans,
                 "offset_by_time": self._offset_by_time,
                 "next_sequences": self._next_sequences,
+                "query_by_unique_ids": self._query_by_unique_ids,
                 "report_damage": self._report_damage,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
@@ -346,6 +347,11 @@ class Storage:
         """Return the offset of the first message stored at or after a time; with UPPER, the offset of the last message
         stored at or before that time."""
         return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
+
+    def _query_by_unique_ids(self, topic: str, message_ids: Sequence[str], since_ms: int) -> QueryResult:
+        """Return the messages with one of several unique ids (StoreQueries.by_unique_ids). Raises NotMasterError if
+        this replica is not the master."""
+        return self._master_store().queries.by_unique_ids(topic, message_ids, since_ms)
 
     def _report_damage(self, positions: Sequence[QueuePosition]) -> list[RepairState]:
         """Check the records that a reader found damaged, and return what this store can do for each of them

@@ -399,6 +399,19 @@ class StorageClient:
         result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
         return result
 
+    def query_by_unique_ids(
+        self, topic: str, message_ids: Sequence[str], since_ms: int, timeout_s: float
+    ) -> QueryResult:
+        """Return the messages of a topic that have one of these unique ids, that were stored at or after `since_ms` (ms
+        since 1970), and that the log had when the call began. If the result is complete, no failover loses them.
+
+        The call goes over a lane, whose thread writes the appends that arrived before the call first. A call of the
+        actor could overtake the appends of a process that has just died.
+        """
+        arguments = topic, list(message_ids), since_ms
+        result: QueryResult = self._control_call("query_by_unique_ids", arguments, QueryResult, timeout_s)
+        return result
+
     def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
         """Return the record at a physical offset of this store's log. Raises InvalidArgumentError if no record starts
         at the offset."""

@@ -10,7 +10,9 @@ offset.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError
@@ -42,10 +44,19 @@ from storage.queue.queue_table import AnyQueue, QueueTable
 
 UNIQUE_ID_MAX_NUM: Final = 32
 """Maximum number of messages that a query by unique id returns (spec/storage.md §3)."""
+SETTLE_MAX_S: Final = 0.5
+"""Maximum time in seconds that a query by several ids waits for messages to become visible. The query
+occupies a reading thread for this time."""
+SETTLE_POLL_S: Final = 0.001
+"""Time in seconds after which a query that waits for messages to become visible looks again."""
 _DAMAGED_MAX: Final = 1000
 """Maximum number of consecutive damaged records that a query by time skips."""
 _DAMAGED: Final = "the length fields or the header of the record are damaged"
 _MISPLACED: Final = "the record's queue has another record at this offset"
+
+
+def _has_id(message_id: str, view: DispatchView) -> bool:
+    return view.message_id == message_id
 
 
 class StoreQueries:
@@ -88,9 +99,29 @@ class StoreQueries:
     def by_unique_id(self, topic: str, message_id: str) -> QueryResult:
         """Find the messages of `topic` whose unique id is `message_id`. There are several if the producer sent the
         message again."""
-        return self._find(
-            topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, lambda view: view.message_id == message_id
-        )
+        return self._find(topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, partial(_has_id, message_id))
+
+    def by_unique_ids(self, topic: str, message_ids: Sequence[str], since_ms: int = 0) -> QueryResult:
+        """Find the messages of `topic` with one of these unique ids that were stored at or after `since_ms`, among all
+        messages that are in the log at the time of the call.
+
+        Waits a bounded time until consumers may see all these messages. If a message stays invisible for longer, the
+        result is not complete: the message may have one of the ids, and a failover may lose the message. Raises
+        InvalidArgumentError if the store keeps no index.
+        """
+        end, until_s = self._log.end_offset, time.monotonic() + min(self._wait_s, SETTLE_MAX_S)
+        while self._visible() < end and time.monotonic() < until_s:
+            time.sleep(SETTLE_POLL_S)
+        visible = self._visible()
+        is_complete = self._indexed(visible) and visible >= end
+        records: list[bytes] = []
+        damaged: set[int] = set()
+        for message_id in message_ids:
+            accept = partial(_has_id, message_id)
+            some, unread = self._found(topic, message_id, UNIQUE_ID_MAX_NUM, since_ms, 2**63 - 1, accept, visible)
+            records += some
+            damaged |= unread
+        return QueryResult(b"".join(records), len(records), is_complete, tuple(sorted(damaged)))
 
     def by_physical_offset(self, physical_offset: int) -> bytes:
         """Return the record that starts at a physical offset. Does not check the CRC of the record's body.
@@ -175,10 +206,31 @@ class StoreQueries:
                 f"a query needs a key, max_num of at least 1, and begin_ms not after end_ms; got {key!r}, "
                 f"{max_num} and {begin_ms} to {end_ms} ms"
             )
+        visible = self._visible()
+        complete = self._indexed(visible)
+        records, damaged = self._found(topic, key, max_num, begin_ms, end_ms, accept, visible)
+        return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
+
+    def _indexed(self, physical_offset: int) -> bool:
+        """Wait a bounded time until the index contains all messages before an offset. Returns False if it does not.
+        Raises InvalidArgumentError if the store keeps no index."""
         if self._index is None:
             raise InvalidArgumentError("this store has no index (message_index_enable is off): query by offset")
-        visible = self._visible()
-        complete = self._index.wait_for(visible, self._wait_s)
+        return self._index.wait_for(physical_offset, self._wait_s)
+
+    def _found(
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        accept: Callable[[DispatchView], bool],
+        visible: int,
+    ) -> tuple[list[bytes], set[int]]:
+        """Return the records before the physical offset `visible` that the index lists under a key and that `accept`
+        accepts, and the physical offsets of damaged records."""
+        assert self._index is not None
         found: dict[int, list[bytes]] = {}
         damaged: set[int] = set()
         for physical_offset in self._index.find(topic, key, begin_ms, end_ms):
@@ -198,8 +250,7 @@ class StoreQueries:
                         self.on_damage(physical_offset, view.size)
                 if len(found) + len(damaged) == max_num:
                     break
-        records = [record for offset in sorted(found) for record in found[offset]]
-        return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
+        return [record for offset in sorted(found) for record in found[offset]], damaged
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
         """Return a list with the record of `view` if `accept` returns True for it; otherwise an empty list.

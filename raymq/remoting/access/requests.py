@@ -219,6 +219,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Storage.end_transaction": Rule(lambda given: [_on_group(given[0].producer_group, _PUB)]),
     "Storage.query_by_key": _topic(*_READ),
     "Storage.query_by_unique_id": _topic(*_READ),
+    "Storage.query_by_unique_ids": _topic(*_READ),
     "Storage.describe": FOR_ANYBODY,
     # Methods of brokers that send and deliver messages
     "Broker.send": Rule(lambda given: [_sending(given[0])]),
@@ -335,7 +336,7 @@ OVER_LANES_ONLY: Final = frozenset(
     {
         *("Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"),
         *("Storage.queue_bounds_many", "Storage.stored_times", "Storage.bytes_of_spans", "Storage.offset_by_time"),
-        *("Storage.next_sequences", "Storage.report_damage"),
+        *("Storage.next_sequences", "Storage.report_damage", "Storage.query_by_unique_ids"),
         *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
         "Broker.extend_invisible",
         "Broker.take_questions",

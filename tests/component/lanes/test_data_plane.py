@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -26,16 +27,19 @@ from raymq.common.errors import (
     TopicNotExistError,
 )
 from raymq.common.message import PullStatus, SendStatus
-from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, QueueEnds
+from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, QueryResult, QueueBounds, QueueEnds
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.hashing import tags_code
 from raymq.records.format.message_id import IdRange
 from raymq.remoting import storage_client, storage_lane
 from raymq.remoting.lane import appends
+from raymq.remoting.lane.appends import encode_append
+from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.reads import decode_ends, encode_queues, encode_wait
 from raymq.remoting.storage_client import FoundInPlace, StorageClient
+from raymq.remoting.storage_lane import StorageLane
 from storage.append.appender import Appender
 from storage.running_flags import RunningFlag
 from tests.support.clients.fakes import WAIT_S, FakeActor, description
@@ -604,3 +608,30 @@ def test_a_failed_wait_is_reported_and_leaves_nothing_registered(watched, monkey
     watch.ask([FetchRequest("orders", 0, 0, 1)], 0.0)
     assert answer_of(watch) == [QueueEnds(0, 0)]
     watch.close()
+
+
+def test_a_query_finds_the_messages_that_a_dead_client_had_sent_before(connect, way):
+    actor, _, _ = connect()
+    dying, asking = (StorageLane(actor.lanes.address, remote=way != "unix") for _ in range(2))
+    dying.append([make_batch([b"first"])], WAIT_S)
+    asking.call("queue_bounds", ("orders", 0), QueueBounds, WAIT_S)
+    stalled, goes_on = threading.Event(), threading.Event()
+
+    def stall():
+        stalled.set()
+        assert goes_on.wait(WAIT_S)
+
+    actor.lanes.server.loop.call_soon(stall)
+    assert stalled.wait(WAIT_S)
+    ids = [f"{number:032X}" for number in range(20)]
+    opens, parts = encode_append([make_batch([b"body"] * 20)], dying._handles)
+    assert not opens
+    deadline_s = time.monotonic() + WAIT_S
+    dying._lane.send(FrameKind.APPEND, parts, deadline_s, count=1)
+    dying.close()
+    asking._lane.send(FrameKind.CALL, (encode_call("query_by_unique_ids", ("orders", ids, 0)),), deadline_s)
+    goes_on.set()
+    found = decode_result(asking._lane.receive(deadline_s).payload, QueryResult)
+    asking.close()
+    # the first id has two messages
+    assert (found.count, found.complete) == (21, True)

@@ -51,7 +51,11 @@ class StorageDouble:
             SoleReplica(store),
             deleted=self.deleted,
             limit=self.limit,
-            methods={"queue_bounds": self.queue_bounds, "offset_by_time": self.offset_by_time},
+            methods={
+                "queue_bounds": self.queue_bounds,
+                "offset_by_time": self.offset_by_time,
+                "query_by_unique_ids": store.queries.by_unique_ids,
+            },
             queues=queues or StoreOptions(),
             host=host,
             tls=tls,
