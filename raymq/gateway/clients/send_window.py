@@ -1,8 +1,8 @@
 """SendWindow: the sends of one gateway process that clients may repeat. A repeated send stores no second message.
 
-A client repeats a send whose answer did not arrive in time. The first send goes on, because its message may
-be stored any moment. A repeated send waits for the first one, and gets the same answer. This works within one process:
-a client whose connection ended may reach another process, which stores the message again.
+A client repeats a send whose answer did not arrive in time. The first send goes on, because its message may be stored
+any moment. A repeated send waits for the first one, and gets the same answer. This works within one process. A client
+whose connection ended may reach another process: there `raymq.gateway.service.stored_sends` asks the stores.
 """
 
 from __future__ import annotations
@@ -27,16 +27,28 @@ logger = logging.getLogger(__name__)
 
 
 class SendWindow(Generic[T]):
-    """The sends that are under way or ended less than SEND_WINDOW_S ago, by key. Used in one event loop."""
+    """The sends that are under way or ended less than SEND_WINDOW_S ago, by key. Used in one event loop.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    `is_final`: returns False for a result that a repeated send may improve. Such a send counts as failed.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, is_final: Callable[[T], bool] = lambda result: True
+    ) -> None:
+        self._clock, self._is_final = clock, is_final
         self._sends: OrderedDict[Hashable, asyncio.Future[T]] = OrderedDict()
         self._ended: OrderedDict[Hashable, float] = OrderedDict()
         """The time at which each ended send leaves the window. The first one leaves first."""
+        self._failed: OrderedDict[Hashable, float] = OrderedDict()
+        """The time until which each send that failed and left the window is remembered."""
 
     def __len__(self) -> int:
         return len(self._sends)
+
+    def has_failed(self, key: Hashable) -> bool:
+        """Return True if a send `key` has failed, and has left the window less than SEND_WINDOW_S ago."""
+        self.expire()
+        return key in self._failed
 
     async def send(self, key: Hashable, begin: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """Return the result of the send `key`, which `begin` begins if the window does not have it.
@@ -61,8 +73,10 @@ class SendWindow(Generic[T]):
         if self._sends.get(key) is not done:
             return  # the window was full, and the send has left it
         error = None if done.cancelled() else done.exception()
-        if done.cancelled() or (error is not None and not isinstance(error, SendUnknownError)):
+        has_failed = done.cancelled() or (error is not None and not isinstance(error, SendUnknownError))
+        if has_failed or (error is None and not self._is_final(done.result())):
             self._forget(key)
+            self._note_failure(key)
             if error is not None and not isinstance(error, RaymqError):
                 logger.error("a send failed with an unexpected error", exc_info=error)
         else:
@@ -72,7 +86,19 @@ class SendWindow(Generic[T]):
         """Forget the sends that ended SEND_WINDOW_S ago."""
         now_s = self._clock()
         while self._ended and next(iter(self._ended.values())) <= now_s:
-            self._forget(next(iter(self._ended)))
+            key = next(iter(self._ended))
+            is_unknown = self._sends[key].exception() is not None
+            self._forget(key)
+            if is_unknown:
+                self._note_failure(key)
+        while self._failed and next(iter(self._failed.values())) <= now_s:
+            self._failed.popitem(last=False)
+
+    def _note_failure(self, key: Hashable) -> None:
+        self._failed.pop(key, None)
+        self._failed[key] = self._clock() + SEND_WINDOW_S
+        if len(self._failed) > SENDS_MAX:
+            self._failed.popitem(last=False)
 
     def _forget(self, key: Hashable) -> None:
         del self._sends[key]

@@ -2,8 +2,9 @@
 
 The messages of all clients go through one AsyncProducer, which gathers them in batches. A request of several messages
 is stored in one queue, in order. Each message keeps the id that its client gave it. A send that a client repeats is
-stored once (`raymq.gateway.clients.send_window`). A message of a transaction is stored as a half message
-(`raymq.gateway.service.transaction_calls`).
+stored once: in one process by `raymq.gateway.clients.send_window`, over the death of a process by
+`raymq.gateway.service.stored_sends`. A message of a transaction is stored as a half message
+(`raymq.gateway.service.transaction_calls`). Official clients do not repeat its send.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
 from raymq.gateway.service.answers import answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.service.stored_sends import StoredSends
 from raymq.gateway.service.transaction_calls import TransactionCalls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
@@ -43,7 +45,8 @@ class SendCalls:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._access, self._transactions = cluster, access, transactions
-        self._window: SendWindow[list[wire.SendResultEntry]] = SendWindow(clock)
+        self._window: SendWindow[list[wire.SendResultEntry]] = SendWindow(clock, _are_safe)
+        self._stored_sends = StoredSends(cluster, clock)
 
     def expire(self) -> None:
         """Forget sends that ended so long ago that no client repeats them."""
@@ -64,8 +67,10 @@ class SendCalls:
         messages = await self._checked(call, request)
         left_s = self._left_s(call)
         # The messages themselves are in the key: a client that uses an id twice must not lose a message.
-        key = client_id_of(call), *(message.fingerprint() for message in messages)
-        entries = await self._window.send(key, lambda: self._stored(call, request, messages), left_s)
+        client_id = client_id_of(call)
+        key = client_id, *(message.fingerprint() for message in messages)
+        repeated = self._window.has_failed(key) or self._stored_sends.may_be_repeated(client_id, call.peer)
+        entries = await self._window.send(key, lambda: self._stored(call, request, messages, repeated), left_s)
         return wire.SendMessageResponse(status=common_status([one.status for one in entries]), entries=entries)
 
     async def _checked(self, call: CallContext, request: wire.SendMessageRequest) -> list[IncomingMessage]:
@@ -93,12 +98,21 @@ class SendCalls:
         return messages
 
     async def _stored(
-        self, call: CallContext, request: wire.SendMessageRequest, messages: list[IncomingMessage]
+        self, call: CallContext, request: wire.SendMessageRequest, messages: list[IncomingMessage], repeated: bool
     ) -> list[wire.SendResultEntry]:
-        """Store the messages of a request, within the producer's own timeout."""
+        """Store the messages of a request, within the producer's own timeout. `repeated`: True if the stores may have
+        them already."""
         self._access.take_sent(call, request.ByteSize(), len(messages))
         if messages[0].kind is TopicMessageType.TRANSACTION:
             return [_entry(*await self._transactions.begin(request.messages[0], messages[0]))]
+        if not repeated:
+            return await self._produced(messages)
+        known = await self._stored_sends.find(messages)
+        rest = [one for one, entry in zip(messages, known, strict=True) if entry is None]
+        sent = iter(await self._produced(rest) if rest else ())
+        return [next(sent) if entry is None else entry for entry in known]
+
+    async def _produced(self, messages: list[IncomingMessage]) -> list[wire.SendResultEntry]:
         producer, key = self._cluster.producer, messages[0].sharding_key
         if len(messages) > 1:
             batch, ids = [one.message for one in messages], [one.message_id for one in messages]
@@ -121,6 +135,11 @@ class SendCalls:
             topic, request.recall_handle, timeout_s=min(self._left_s(call), self._cluster.send_timeout_s)
         )
         return wire.RecallMessageResponse(status=ok(), message_id=found)
+
+
+def _are_safe(entries: list[wire.SendResultEntry]) -> bool:
+    """Return False if a message is stored less durably than was requested. The stores can tell later if it is safe."""
+    return all(entry.status.code == Code.OK for entry in entries)
 
 
 def _entry(result: SendResult, transaction_id: str = "") -> wire.SendResultEntry:

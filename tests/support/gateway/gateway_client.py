@@ -81,12 +81,16 @@ class FakeTransactions:
 
 
 class FakeQueues:
-    """One queue with messages, which begins at offset `first`, and the committed offsets of groups."""
+    """One queue with messages, which begins at offset `first`, and the committed offsets of groups. `by_id`: by
+    broker group, the messages that a question about ids finds, or its error. `asked`: the broker group and the ids of
+    each question."""
 
     def __init__(self, *messages: MessageExt, first: int = 0) -> None:
         self.messages, self.first = list(messages), first
         self.commits: dict[tuple[str, MessageQueue], int] = {}
         self.pulls: list[tuple[MessageQueue, int, int]] = []
+        self.by_id: dict[str, list[MessageExt] | RaymqError] = {}
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
 
     def pull(self, queue: MessageQueue, subscription: Subscription, offset: int, max_messages: int) -> PullResult:
         self.pulls.append((queue, offset, max_messages))
@@ -103,6 +107,15 @@ class FakeQueues:
 
     def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         return self.first + sum(message.store_timestamp_ms < time_ms for message in self.messages)
+
+    def stored(
+        self, topic: str, broker_name: str, message_ids: Sequence[str], timeout_s: float, *, delayed: bool = False
+    ) -> list[MessageExt]:
+        self.asked.append((broker_name, tuple(message_ids)))
+        found = self.by_id.get(broker_name, [])
+        if isinstance(found, RaymqError):
+            raise found
+        return [one for one in found if one.message_id in message_ids]
 
     def committed(self, group: str, queue: MessageQueue) -> int | None:
         return self.commits.get((group, queue))

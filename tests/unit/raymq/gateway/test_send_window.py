@@ -88,9 +88,28 @@ def test_only_a_send_that_may_be_stored_is_remembered_after_an_error() -> None:
             with pytest.raises(type(error)):
                 await first
             assert len(sends.window) == stays
+            assert sends.window.has_failed("k")
         with pytest.raises(SendUnknownError):
             await sends.send()
         assert sends.begun == 3
+        # a send of unknown outcome counts as failed once it has left the window
+        sends.now_s += SEND_WINDOW_S
+        assert sends.window.has_failed("k")
+        sends.now_s += SEND_WINDOW_S
+        assert not sends.window.has_failed("k")
+        assert not sends.window.has_failed("other")
+
+    run(scenario)
+
+
+def test_a_result_that_is_not_final_is_not_kept() -> None:
+    async def scenario(sends: Sends) -> None:
+        sends.window = SendWindow(lambda: sends.now_s, lambda result: result == "stored")
+        first = sends.send()
+        await begun(sends, 1)
+        sends.ends[0].set_result("not safe")
+        assert await first == "not safe"
+        assert (len(sends.window), sends.window.has_failed("k")) == (0, True)
 
     run(scenario)
 
