@@ -174,10 +174,11 @@ class GroupControl:
     """The reason why the group has no master now; empty if the group has a master."""
     change_waits: str = ""
     """The reason why the current change of the group's replicas cannot go on now; empty without a reason."""
-    _step_version: int = -1
-    """The version of the members for which the Controller last looked for the next step of a change."""
+    _step_versions: tuple[int, int] = (-1, -1)
+    """The versions of the members and of the sync-state set for which the Controller last looked for the next step of a
+    change."""
     _step_since_s: float = 0.0
-    """The time since which the group has the members of `_step_version`."""
+    """The time since which the group has the members and the sync-state set of `_step_versions`."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
     """The newest state report of each replica, by replica number."""
     _lease_until_s: float = 0.0
@@ -430,11 +431,13 @@ class GroupControl:
             self.designate(step.successor, now_s)
         if step.members is None or step.stores is None:
             return []
-        if self.members.version != self._step_version:
-            self._step_version, self._step_since_s = self.members.version, now_s
+        versions = self.members.version, record.sync_state_set.version
+        if versions != self._step_versions:
+            self._step_versions, self._step_since_s = versions, now_s
         is_current = self._accounts[record.master].asked_s >= self._step_since_s
         if step.members.removed > self.members.removed and not (is_current and self._is_timely(record.master, now_s)):
             # An older report may come from a process that has ended, or that had not found the damage of its log yet.
+            # Since that report, the leaving replica may have become the only one with every acknowledged message.
             self.change_waits = f"a replica leaves after the next report of replica {record.master}, which leads"
             return []
         now = record.sync_state_set

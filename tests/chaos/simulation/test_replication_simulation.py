@@ -71,6 +71,12 @@ def test_a_group_without_a_journal_waits_for_a_replica_that_was_removed_unseen()
     assert "replica 1 does not answer" in world.controller.control.reason
 
 
+def test_a_replica_that_joins_the_set_while_it_leaves_is_not_removed_by_an_old_report():
+    """In this seed a leaving replica joined the set. Then the master's process ended, and its log lost its end."""
+    seed = 7468
+    assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
+
+
 TOGETHER_BUGS = (
     *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
     *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),

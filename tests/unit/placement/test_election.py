@@ -887,6 +887,23 @@ def test_a_replica_leaves_only_after_a_report_of_the_master_that_is_newer_than_t
     assert led.control.members.replicas == {0, 1}
 
 
+def test_a_replica_that_joins_the_set_leaves_only_after_a_later_report_of_the_master():
+    """The master's process may have ended since its proposal, and its log may have lost its end. Then the leaving
+    replica is the only member with every acknowledged message."""
+    world = World(replace(LED, sync_state_set=of(6, 2, 0, 1)))
+    world.step()
+    world.step()
+    assert world.control.change_replicas(2).members.leaving == {2}
+    world.control.tick(world.now_s + 0.1)
+    world.ask(of(6, 2, 0, 1, 2))
+    assert world.control.record.sync_state_set.members == {0, 1, 2}
+    world.control.tick(world.now_s + 0.2)
+    assert world.control.record.sync_state_set.members == {0, 1, 2}
+    assert "after the next report of replica 0" in world.control.change_waits
+    world.step()
+    assert world.control.record.sync_state_set.members == {0, 1}
+
+
 def test_a_master_that_leaves_hands_over_first():
     world = World(LED)
     world.step()
