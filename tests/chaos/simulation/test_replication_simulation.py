@@ -77,6 +77,12 @@ def test_a_replica_that_joins_the_set_while_it_leaves_is_not_removed_by_an_old_r
     assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
 
 
+def test_a_replica_whose_disk_failed_leaves_without_a_repair_of_the_master():
+    """In this seed the leaving replica had the last intact copy of a record, and its disk failed."""
+    seed = 7033
+    assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
+
+
 TOGETHER_BUGS = (
     *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
     *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),

@@ -152,12 +152,14 @@ class World:
         """Start the processes of replicas that were added, and end the processes of replicas that have left.
 
         A replica that answers must not take the last intact copy of a record with it. The copy counts as destroyed if
-        the replica does not answer, or if no process has found the damage of the other copies yet.
+        the replica does not answer, if its disk has failed, or if no process has found the damage of the other copies
+        yet.
         """
         self.changes += 1
         leaving, before = members.removed - self.removed, _mendable(self)
         self.removed = members.removed
-        answering = self.controller.control.reporting(self.controller.clock.read_s())
+        reporting = self.controller.control.reporting(self.controller.clock.read_s())
+        answering = {name for name in reporting if not self.nodes[name].failure}
         found = set().union(*(node.disk.named if node.alive else () for node in _group(self)))
         lost = {record for record in before if not _is_intact(self, record)}
         self.note_destroyed({record for record in lost if not leaving & answering or record[0] not in found})
