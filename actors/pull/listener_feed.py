@@ -18,14 +18,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import numpy as np
 from ray.exceptions import RayActorError
 
 from actors.access.authenticated_server import lane_guard, lane_meter, lane_users
@@ -33,14 +31,13 @@ from actors.core.access.meter import ReadLimit
 from actors.core.consume.consume_service import Reaction, SendBack
 from actors.core.consume.process_queue import ConsumeTask
 from actors.core.consume.process_queues import PauseState
-from actors.core.consume.records_in_place import RecordsInPlace
 from actors.pull.instance_state import InstanceState
+from actors.pull.tasks_in_flight import TasksInFlight
 from raymq.client.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.client.consumer.push.hosting import HOST_INTERVAL_S
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.parallel import submit
-from raymq.common.protocol.consume_result import ConsumeReport, LogPlaces, ShippedTask, StoreLog, TaskBatch
-from raymq.records.format.compression import body_max_bytes
+from raymq.common.protocol.consume_result import ConsumeReport
 from raymq.remoting.actor_ref import DEAD_FOR_GOOD, HandleRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
@@ -55,12 +52,6 @@ SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
 """If a Listener has not called for this many seconds, its ListenerFeed calls the Listener, because it may have ended
 permanently."""
 KEEP_TIMEOUT_S: Final = 5.0
-HAND_OVER_MAX_BYTES: Final = 8 << 20
-"""Maximum size, in bytes, of the records in one batch of tasks for a Listener. A single larger task is also
-allowed."""
-BYTES_FOR_S: Final = 10.0
-"""After a Listener could not read a task from the store's files, it gets records as bytes for this many
-seconds."""
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
@@ -232,6 +223,7 @@ class ListenerFeed:
         self._epoch = epoch
         """The number that identifies the current period in which a Pull actor hosts the push-consumer instance. It is
         larger than the number of any earlier period."""
+        self._tasks = TasksInFlight(epoch)
         self._listener: HandleRef | None = None
         """The handle of the Listener; None before the Listener's first call."""
         self._life = ""
@@ -243,24 +235,6 @@ class ListenerFeed:
         Listener has made no call for a long time, or if its lane (direct socket connection) has closed."""
         self._question: _Question | None = None
         """The Listener's open request for tasks; None if the Listener has no open request."""
-        self._tasks: dict[int, ConsumeTask] = {}
-        """The tasks in flight, by task number: being transferred to the Listener, or being processed by it."""
-        self._reported_s: dict[int, float] = {}
-        """By number of each task in flight: the time of the Listener's last report about the task. Before the first
-        report, the time at which the task was delivered to the Listener."""
-        self._unread: set[int] = set()
-        """The numbers of tasks that the Listener could not read from the store's files. Their records are sent as
-        bytes."""
-        self._ready: deque[ConsumeTask] = deque()
-        """The tasks in flight that have not been put into a batch for the Listener yet."""
-        self._numbers = 0
-        """The number of the last batch of tasks that was sent to the Listener."""
-        self._handed: bytes | None = None
-        """The last batch of tasks in encoded form, until the Listener confirms that it has received the batch. None
-        after that."""
-        self._bytes_until_s = 0.0
-        """Until this time, tasks contain the bytes of their records, because the Listener could not read records from
-        the store's files."""
         self._away = True
         """True if the Listener's process has ended, or has not called yet."""
         self._closed = False
@@ -318,7 +292,7 @@ class ListenerFeed:
             if life != self._life:
                 if self._life:
                     self._lost("the process was started again")
-                self._life, self._away, self._bytes_until_s = life, True, 0.0
+                self._life, self._away = life, True
             if broken:
                 self.broken = self.away_because = f"the listener cannot be loaded:\n{broken}"
                 return None
@@ -349,10 +323,10 @@ class ListenerFeed:
                 raise ServiceNotAvailableError(
                     f"instance {self.name} waits for its listener's process, which has not called yet; retry later"
                 )
-            if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
-                answer(self._handed)  # send the same batch of tasks again: the previous answer was lost
+            lost = self._tasks.lost_batch(epoch, got)
+            if lost is not None:
+                answer(lost)
                 return
-            self._handed = None
             self._answer_empty()
             self._question = _Question(answer, time.monotonic(), portion, handed)
         self.take_turn()
@@ -370,15 +344,10 @@ class ListenerFeed:
                 task = self._tasks.get(number)
                 if task is None:
                     continue
-                if not report.unread:
+                if report.unread:
+                    self._tasks.note_unread(task, time.monotonic())
+                else:
                     self._take_report(task, report)
-                # The Listener could not read the task from the store's files, so send the task's records as bytes. If
-                # the task is already in `_unread`, this report is a repetition, and the records are already being sent.
-                elif number not in self._unread:
-                    self._unread.add(number)
-                    self._reported_s.pop(number, None)
-                    self._bytes_until_s = time.monotonic() + BYTES_FOR_S
-                    self._ready.append(task)
         self._instance.on_committable()
         self.take_turn()
         self._instance.on_fetchable()
@@ -432,8 +401,7 @@ class ListenerFeed:
 
         The Listener's process reports every half second unless it hangs.
         """
-        reported_s = list(self._reported_s.values())
-        return time.monotonic() - min(reported_s) if reported_s else 0.0
+        return self._tasks.silent_s(time.monotonic())
 
     def take_turn(self) -> None:
         """Deliver tasks if the Listener waits for tasks. Does not block."""
@@ -472,31 +440,15 @@ class ListenerFeed:
         with self._instance.lock:
             tasks = self._instance.core.deliverable(now_s)
         for task in tasks:
-            self._tasks[task.number] = task
             if task.fetched_s is not None:
                 wait_ms = (now_s - task.fetched_s) * 1000
                 CLIENT_FIGURES.awaited(task.queue.topic, self._instance.settings.group, wait_ms, len(task.messages))
-        self._ready.extend(tasks)
-        shipped: list[ShippedTask] = []
-        portion = question.portion
-        most_bytes = HAND_OVER_MAX_BYTES if portion is None else portion.bytes_of(HAND_OVER_MAX_BYTES)
-        most_messages = 0 if portion is None else portion.messages
-        size_bytes = messages = 0
-        for task in self._ready:
-            size_bytes, messages = size_bytes + task.messages.size_bytes, messages + len(task.messages)
-            if shipped and (size_bytes > most_bytes or messages > most_messages > 0):
-                size_bytes, messages = size_bytes - task.messages.size_bytes, messages - len(task.messages)
-                break
-            in_place = now_s >= self._bytes_until_s and task.number not in self._unread
-            shipped.append(ship_task(task, in_place=in_place))
-        if shipped:
-            payload = encode_result(TaskBatch(self._epoch, self._numbers + 1, tuple(shipped)))
-            for one in shipped:
-                self._ready.popleft()
-                self._reported_s[one.number] = now_s
-            self._numbers, self._question, self._handed = self._numbers + 1, None, payload
-            question.handed(size_bytes, messages)
-            question.answer(payload)
+        self._tasks.add(tasks)
+        batch = self._tasks.next_batch(question.portion, now_s)
+        if batch is not None:
+            self._question = None
+            question.handed(batch.size_bytes, batch.messages)
+            question.answer(batch.payload)
         elif now_s - question.asked_s >= NEXT_WAIT_S - IDLE_WAIT_S:
             self._answer_empty()
 
@@ -504,16 +456,11 @@ class ListenerFeed:
         """Answer the Listener's open request for tasks, if it has one, without tasks."""
         question, self._question = self._question, None
         if question is not None:
-            question.answer(encode_result(TaskBatch(self._epoch, self._numbers)))
+            question.answer(self._tasks.empty_batch())
 
     def _take_report(self, task: ConsumeTask, report: ConsumeReport) -> None:
         now_s = time.monotonic()
-        if report.ended:
-            del self._tasks[task.number]
-            self._reported_s.pop(task.number, None)
-            self._unread.discard(task.number)
-        else:
-            self._reported_s[task.number] = now_s
+        self._tasks.note_report(task, now_s, ended=report.ended)
         with self._instance.lock:
             reaction = self._instance.core.reported(task, report, now_s)
             if report.ended:
@@ -592,12 +539,9 @@ class ListenerFeed:
             self.deaths += 1
             self.away_because = f"the listener's process died: {reason.strip()[:500]}"
             logger.warning("instance %s: %s", self.name, self.away_because)
-        tasks, self._tasks, self._handed = self._tasks, {}, None
-        self._ready.clear()
-        self._reported_s.clear()
-        self._unread.clear()
+        tasks = self._tasks.lose_all()
         self._answer_empty()
-        for task in tasks.values():
+        for task in tasks:
             with self._instance.lock:
                 reaction = self._instance.core.died(task, time.monotonic())
             self._react(task, reaction, task.process_queue.trouble)
@@ -614,31 +558,6 @@ class ListenerFeed:
         if not self._closed:
             self._closed = True
             self._on_gone()
-
-
-def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
-    """Build a task to send to the Listener. If `in_place` is True and the records are in a store's files, the task
-    contains the records' positions instead of their bytes."""
-    messages = task.messages
-    if not in_place or not isinstance(messages, RecordsInPlace):
-        memory = messages.in_memory()
-        sizes = np.diff(np.array(memory.starts, np.int64)).tobytes()
-        offsets = np.array(memory.offsets, np.int64).tobytes()
-        return ShippedTask(
-            task.number,
-            task.queue,
-            len(memory),
-            memory.data,
-            sizes=sizes,
-            offsets=offsets,
-            body_max_bytes=body_max_bytes(),
-        )
-    places = [
-        LogPlaces((part.position + part.starts).tobytes(), part.sizes.tobytes(), part.offsets.tobytes())
-        for part in messages.parts
-    ]
-    log = StoreLog(*messages.files)
-    return ShippedTask(task.number, task.queue, len(messages), b"", tuple(places), log, body_max_bytes=body_max_bytes())
 
 
 def _chunks(sent: SendBack) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 import raymq
 from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from actors.core.consume.records_in_place import RecordsInPlace
-from actors.pull.listener_feed import ship_task
+from actors.pull.tasks_in_flight import ship_task
 from raymq.client.consumer.pull.fetched_records import (
     FetchedRecords,
     PolledRecords,

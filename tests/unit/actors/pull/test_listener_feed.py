@@ -21,7 +21,7 @@ from ray.exceptions import (
 
 from actors.core.access.meter import ReadLimit
 from actors.core.consume.records_in_place import TaskRecords
-from actors.pull import listener_feed as pull_feed
+from actors.pull import listener_feed as pull_feed, tasks_in_flight
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import FeedThread, ListenerFeed
 from raymq.client.consumer.push import feed_client
@@ -446,11 +446,11 @@ def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
     assert sorted(heard) == list(range(150))
 
 
-@pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
+@pytest.mark.parametrize("bytes_for_s", [tasks_in_flight.BYTES_FOR_S, 0.0])
 def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
     """If a listener reports that it cannot read records in the store's files, the feed sends it these records as bytes.
     A repeated report has the same result, even after the time BYTES_FOR_S for which the feed sends bytes."""
-    monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
+    monkeypatch.setattr(tasks_in_flight, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
@@ -462,11 +462,11 @@ def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path
 
     def report_twice(epoch, reports):
         real(epoch, reports)
-        feed = process.feed
-        eventually(lambda: not feed._ready, "the hand-over of the bytes", WAIT_S)
-        hand_overs = feed._numbers
+        tasks = process.feed._tasks
+        eventually(lambda: not tasks._ready, "the hand-over of the bytes", WAIT_S)
+        batches = tasks._number
         real(epoch, reports)
-        handed_again.append(len(feed._ready) + feed._numbers - hand_overs)
+        handed_again.append(len(tasks._ready) + tasks._number - batches)
 
     process.report = report_twice
     scene.fetch(20, records=records)
@@ -476,14 +476,14 @@ def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path
 
 
 def test_a_task_that_cannot_be_shipped_now_is_shipped_later(scenes, monkeypatch):
-    heard, real, failures = [], pull_feed.ship_task, [ValueError("torn")]
+    heard, real, failures = [], tasks_in_flight.ship_task, [ValueError("torn")]
 
     def ship_late(task, *, in_place):
         if failures:
             raise failures.pop()
         return real(task, in_place=in_place)
 
-    monkeypatch.setattr(pull_feed, "ship_task", ship_late)
+    monkeypatch.setattr(tasks_in_flight, "ship_task", ship_late)
     scene = scenes(lambda message: heard.append(int(message.body)))
     scene.fetch(10)
     eventually(lambda: scene.commit_offset == 10, "the commit point", WAIT_S)

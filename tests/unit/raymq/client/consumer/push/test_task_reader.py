@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
-from actors.pull.listener_feed import ship_task
+from actors.pull.tasks_in_flight import ship_task
 from raymq.client.consumer.push.task_reader import TaskReader
 from raymq.common.errors import BodyUnreadableError
 from raymq.common.protocol.consume_result import ShippedTask
