@@ -83,6 +83,12 @@ def test_a_replica_whose_disk_failed_leaves_without_a_repair_of_the_master():
     assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
 
 
+@pytest.mark.parametrize("seed", [10_187, 11_268])
+def test_a_replica_that_had_left_is_not_waited_for_after_the_loss_of_the_journal(seed):
+    """In these seeds a record was damaged while the Controller did not know that other replicas had left the group."""
+    assert run_seed(seed, min_in_sync=1 + seed // SLICES % 2, only=WITH_CHANGES).checks.faults == []
+
+
 TOGETHER_BUGS = (
     *("skip_truncation", "acknowledge_early", "elect_outside", "lead_as_any_process"),
     *("overwrite_by_holes", "lease_by_wall_clock", "prefer_undamaged"),

@@ -143,6 +143,8 @@ class World:
         self._pickable = list(self.nodes.values())
         self.changes = 0
         """Number of steps of changes of the group's replicas."""
+        self._followed: set[ReplicaMembers] = set()
+        """The members that a decision has ever had."""
         self.removed: frozenset[int] = frozenset()
         """The replicas that have left the group. Nobody reads or repairs records from their disks any more."""
         self.controller = Controller(self)
@@ -153,7 +155,8 @@ class World:
 
         A replica that answers must not take the last intact copy of a record with it. The copy counts as destroyed if
         the replica does not answer, if its disk has failed, or if no process has found the damage of the other copies
-        yet.
+        yet. It also counts as destroyed if the replica had left before the journal was lost, so that it does not leave
+        by a new decision.
         """
         self.changes += 1
         leaving, before = members.removed - self.removed, _mendable(self)
@@ -162,7 +165,9 @@ class World:
         answering = {name for name in reporting if not self.nodes[name].failure}
         found = set().union(*(node.disk.named if node.alive else () for node in _group(self)))
         lost = {record for record in before if not _is_intact(self, record)}
-        self.note_destroyed({record for record in lost if not leaving & answering or record[0] not in found})
+        waits = bool(leaving & answering) and members not in self._followed
+        self._followed.add(members)
+        self.note_destroyed({record for record in lost if not waits or record[0] not in found})
         for name in sorted(members.joining - self.nodes.keys()):
             self.nodes[name] = Node(self, name)
         self._pickable = list(self.nodes.values())
