@@ -80,10 +80,15 @@ $(INSTALLED): requirements-dev.lock pyproject.toml setup.py
 # requirements.lock, which has raymq's packages and those of its extras. requirements-dev.lock adds the development tools.
 COMPILE := uv pip compile pyproject.toml --extra all --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --no-emit-find-links --upgrade
+# The official Python client, which tests install into an environment of its own.
+ROCKETMQ_CLIENT := rocketmq-python-client==5.1.2
 lock:
 	$(COMPILE) --output-file requirements.lock
 	$(COMPILE) --extra demo --extra docs --extra dev --extra bench --constraint requirements.lock \
 		--output-file requirements-dev.lock
+	echo "$(ROCKETMQ_CLIENT)" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --no-emit-find-links --upgrade --constraint requirements-dev.lock \
+		--output-file tests/support/gateway/clients/requirements.txt
 
 # The files of a release, in dist/, checked, installed in a fresh environment, with the demo run there. Publishes nothing.
 release: $(INSTALLED)

@@ -50,6 +50,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 RAY_CHAOS = [
+    ("chaos", "clients"),
     ("chaos", "failovers"),
     ("chaos", "processes"),
     ("chaos", "ray_libraries"),

@@ -1,0 +1,386 @@
+"""Tests of a gateway with RocketMQ's official clients for Python and Node, each in a process of its own.
+
+Each test has a topic and a group of its own for each client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.common.protocol.group import GroupConfig
+from raymq.gateway.wire.enums import Code
+from tests.support.cases import SUMMARY
+from tests.support.gateway.gateways import RunningGateway, running_gateway
+from tests.support.gateway.official import InstallError, or_skip
+from tests.support.gateway.official_client import OfficialClient, OfficialError, official_client
+from tests.support.history.waiting import eventually
+
+pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
+
+LANGUAGES = ("python", "node")
+BODY_MAX = 4 << 20
+ARRIVES_S = 120.0
+LEASE_S = 60.0
+"""Time after which a message is delivered again that a killed gateway had leased."""
+KILLS = 2
+MESSAGES_BETWEEN_KILLS = 20
+Records = list[dict[str, Any]]
+
+
+class Place:
+    """One test's client, with the names of a topic and a group that no other test uses."""
+
+    def __init__(self, mq: raymq.Client, client: OfficialClient, gateway: RunningGateway, name: str) -> None:
+        self.mq, self.client, self.gateway = mq, client, gateway
+        self.topic = f"{name}-{client.language}"
+        self.group = f"{self.topic}-g"
+
+    def create(self, message_type: str = "NORMAL", queues: int = 4, **options: Any) -> None:
+        """Create the topic, and the group with `options`."""
+        self.mq.admin.create_topic(self.topic, queues=queues, message_type=message_type)
+        self.mq.admin.create_group(GroupConfig(self.group, **options))
+
+    def open(self, kind: str, **arguments: Any) -> str:
+        """Start a client: `producer`, `simple` or `push`. Returns the name under which requests find it."""
+        name = f"{self.topic}-{kind}"
+        places = {"topics": [self.topic]} if kind == "producer" else {"group": self.group, "topic": self.topic}
+        self.client.call(f"open_{kind}", name=name, endpoints=self.gateway.endpoints, **places | arguments)
+        return name
+
+    def send(self, producer: str, *bodies: str, **fields: Any) -> list[str]:
+        """Send messages, and return their ids."""
+        messages = [{"topic": self.topic, "body": body, **fields} for body in bodies]
+        return [one["id"] for one in self.client.call("send", name=producer, messages=messages)]
+
+    def receive(self, consumer: str, count: int, **arguments: Any) -> Records:
+        """Receive exactly `count` messages, in as many calls as needed."""
+        found: Records = []
+
+        def arrived() -> bool:
+            found.extend(self.client.call("receive", name=consumer, **arguments))
+            return len(found) >= count
+
+        eventually(arrived, f"{count} messages", ARRIVES_S)
+        assert len(found) == count, found
+        return found
+
+    def ack(self, consumer: str, records: Records) -> None:
+        for one in records:
+            self.client.call("ack", name=consumer, handle=one["handle"])
+
+    def consumed(self, consumer: str, count: int) -> Records:
+        """Return the records of a push consumer, or of a producer's checks, once there are `count` of them."""
+
+        def records() -> Any:
+            found = self.client.call("records", name=consumer)
+            return found if len(found) >= count else None
+
+        return eventually(records, f"{count} messages", ARRIVES_S)
+
+    def settled(self, dead_letters: int = 0) -> None:
+        """Wait until the group has consumed all messages, and has this number of dead letters."""
+
+        def summary() -> tuple[int, int]:
+            found = self.mq.admin.group_summary(self.group)
+            return found.lag, found.dead_letters
+
+        eventually(lambda: summary() == (0, dead_letters), f"the end of {self.group}", ARRIVES_S)
+
+
+@pytest.fixture(scope="module")
+def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], OfficialClient]]:
+    """Return a function that returns the client of a language. It starts the client at the first call."""
+    running: dict[str, OfficialClient] = {}
+    home: Path = tmp_path_factory.mktemp("official")
+    with ExitStack() as stack:
+
+        def client(language: str) -> OfficialClient:
+            if language not in running:
+                try:
+                    running[language] = stack.enter_context(official_client(language, home / language))
+                except InstallError as error:
+                    or_skip(error)
+            return running[language]
+
+        yield client
+
+
+@pytest.fixture(params=LANGUAGES)
+def place(
+    mq: raymq.Client,
+    gateway: RunningGateway,
+    clients: Callable[[str], OfficialClient],
+    request: pytest.FixtureRequest,
+) -> Place:
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")
+    return Place(mq, clients(request.param), gateway, name)
+
+
+def refused(client: OfficialClient, request: str, **arguments: Any) -> int | None:
+    """Carry out a request that must fail, and return the code of the failure."""
+    with pytest.raises(OfficialError) as failure:
+        client.call(request, **arguments)
+    return failure.value.code
+
+
+def test_a_message_arrives_with_all_its_values(place: Place) -> None:
+    place.create()
+    producer, consumer = place.open("producer"), place.open("simple")
+    fields = {"tag": "paid", "key": "k-1", "properties": {"price": "7", "ä": "ö"}}
+    [message_id] = place.send(producer, "hällo", **fields)
+    [got] = place.receive(consumer, 1)
+    assert (got["id"], got["body"], got["tag"], got["keys"]) == (message_id, "hällo", "paid", ["k-1"])
+    assert (got["properties"], got["attempt"], got["corrupted"]) == ({"price": "7", "ä": "ö"}, 1, False)
+    place.ack(consumer, [got])
+    assert place.client.call("receive", name=consumer) == []
+    place.settled()
+
+
+def test_refused_sends_have_their_codes(place: Place) -> None:
+    place.create()
+    producer = place.open("producer")
+
+    def code(**fields: Any) -> int | None:
+        message = {"topic": place.topic, "body": "x", **fields}
+        return refused(place.client, "send", name=producer, messages=[message])
+
+    assert code(key="two words") == Code.ILLEGAL_MESSAGE_KEY
+    # the Python client writes the code to its log only
+    unknown = None if place.client.language == "python" else Code.TOPIC_NOT_FOUND
+    assert code(topic=f"{place.topic}-unknown") == unknown
+    # both clients see from the topic's route that it takes no ordered messages
+    assert code(group="g") is None
+
+
+def test_a_body_may_have_4_mib_and_may_be_compressed(place: Place, clients: Callable[[str], OfficialClient]) -> None:
+    place.create()
+    producer = place.open("producer")
+    place.send(producer, "x", times=BODY_MAX)
+    larger = {"topic": place.topic, "body": "x", "times": BODY_MAX + 1}
+    # both clients refuse the body themselves, by the limit in the gateway's settings
+    assert refused(place.client, "send", name=producer, messages=[larger]) is None
+    # Node's gRPC receives at most 4 MiB in all, so the Python client receives the messages of both
+    reader = Place(place.mq, clients("python"), place.gateway, "unused")
+    reader.topic, reader.group = place.topic, place.group
+    consumer = reader.open("simple")
+    [got] = reader.receive(consumer, 1)
+    assert (got["size"], got["corrupted"]) == (BODY_MAX, False)
+    reader.ack(consumer, [got])
+    if place.client.language == "python":
+        sent = place.client.call("send_compressed", name=producer, topic=place.topic, body="small again")
+        assert sent == Code.OK
+        [got] = reader.receive(consumer, 1)
+        assert (got["body"], got["corrupted"]) == ("small again", False)
+
+
+def test_a_lease_is_changed_ends_and_is_settled_twice(place: Place) -> None:
+    place.create()
+    producer, consumer = place.open("producer"), place.open("simple")
+    place.send(producer, "again")
+    [first] = place.receive(consumer, 1)
+    changed = place.client.call("change_invisible", name=consumer, handle=first["handle"], seconds=1)
+    assert changed != first["handle"]
+    [second] = place.receive(consumer, 1, invisible_s=1)
+    [third] = place.receive(consumer, 1)
+    assert [one["attempt"] for one in (first, second, third)] == [1, 2, 3]
+    place.ack(consumer, [third])
+    place.ack(consumer, [third])
+    code = refused(place.client, "ack", name=consumer, handle=third["handle"], other="rubbish")
+    assert code == Code.INVALID_RECEIPT_HANDLE
+    place.settled()
+
+
+def test_a_message_without_an_ack_becomes_a_dead_letter(place: Place) -> None:
+    place.create(retry_max_times=1)
+    producer, consumer = place.open("producer"), place.open("simple")
+    place.send(producer, "bad")
+    for attempt in (1, 2):
+        [got] = place.receive(consumer, 1, invisible_s=1)
+        assert got["attempt"] == attempt
+    assert place.client.call("receive", name=consumer) == []
+    place.settled(dead_letters=1)
+    [letter] = place.mq.admin.dead_letters(place.group).letters()
+    assert letter.message.body == b"bad"
+
+
+def test_filters_select_messages(place: Place) -> None:
+    place.create()
+    producer = place.open("producer")
+    for number in range(9):
+        place.send(producer, f"{number}", tag="abc"[number % 3], properties={"n": f"{number}"})
+    wanted = {"a || c": [0, 2, 3, 5, 6, 8], "*": list(range(9)), "n > 5": [6, 7, 8]}
+    for index, (expression, numbers) in enumerate(wanted.items()):
+        place.group = f"{place.topic}-g{index}"
+        consumer = place.open("simple", expression=expression, sql="n" in expression)
+        got = place.receive(consumer, len(numbers))
+        assert sorted(int(one["body"]) for one in got) == numbers
+        place.ack(consumer, got)
+
+
+def test_a_simple_consumer_receives_a_message_group_in_order(place: Place) -> None:
+    place.create("FIFO")
+    producer, consumer = place.open("producer"), place.open("simple")
+    numbers = [f"{number}" for number in range(20)]
+    place.send(producer, *numbers, group="customer-7")
+    got: list[str] = []
+
+    def arrived() -> bool:
+        part = place.client.call("receive", name=consumer, count=5)
+        assert {one["group"] for one in part} <= {"customer-7"}
+        got.extend(one["body"] for one in part)
+        place.ack(consumer, part)
+        return len(got) >= len(numbers)
+
+    eventually(arrived, "20 messages", ARRIVES_S)
+    assert got == numbers
+
+
+def test_a_push_consumer_gets_each_message_once(place: Place) -> None:
+    place.create()
+    producer, consumer = place.open("producer"), place.open("push")
+    bodies = [f"{number}" for number in range(100)]
+    place.send(producer, *bodies)
+    place.consumed(consumer, len(bodies))
+    place.settled()
+    got = place.client.call("records", name=consumer)
+    assert sorted(one["body"] for one in got) == sorted(bodies)
+    assert {one["attempt"] for one in got} == {1}
+
+
+def test_a_push_consumer_that_fails_gets_a_message_again_until_it_is_a_dead_letter(place: Place) -> None:
+    place.create(retry_max_times=2, retry_intervals_s=(1.0,))
+    # the listener fails at each message's first attempt, and the other one at each attempt
+    producer, consumer = place.open("producer"), place.open("push", failures=1)
+    place.send(producer, "late")
+    got = place.consumed(consumer, 2)
+    assert [(one["body"], one["attempt"]) for one in got] == [("late", 1), ("late", 2)]
+    place.settled()
+    other = Place(place.mq, place.client, place.gateway, "dead-letter")
+    other.create(retry_max_times=2, retry_intervals_s=(1.0,))
+    producer, consumer = other.open("producer"), other.open("push", failures=99)
+    other.send(producer, "never")
+    other.settled(dead_letters=1)
+    got = other.client.call("records", name=consumer)
+    assert [(one["body"], one["attempt"]) for one in got] == [("never", 1), ("never", 2), ("never", 3)]
+
+
+def test_a_push_consumer_gets_each_message_group_in_order(place: Place) -> None:
+    place.create("FIFO")
+    producer, consumer = place.open("producer"), place.open("push")
+    for number in range(30):
+        place.send(producer, f"{number}", group="abc"[number % 3])
+    got = place.consumed(consumer, 30)
+    for group in range(3):
+        assert [int(one["body"]) for one in got if one["group"] == "abc"[group]] == list(range(group, 30, 3))
+    place.settled()
+
+
+def test_a_delayed_message_is_due_and_another_one_is_recalled(place: Place) -> None:
+    place.create("DELAY")
+    producer, consumer = place.open("producer"), place.open("simple")
+    due_s = int(time.time()) + 3
+    times = {"later": due_s, "never": due_s + 3600}
+    messages = [{"topic": place.topic, "body": body, "deliver_at_s": at_s} for body, at_s in times.items()]
+    later, never = place.client.call("send", name=producer, messages=messages)
+    recall = {"name": producer, "topic": place.topic, "handle": never["recall"]}
+    assert place.client.call("recall", **recall) == never["id"]
+    [got] = place.receive(consumer, 1)
+    assert (got["id"], got["body"]) == (later["id"], "later")
+    assert got["at_ms"] >= due_s * 1000
+    place.ack(consumer, [got])
+    with pytest.raises(OfficialError):
+        place.client.call("recall", name=producer, topic=place.topic, handle=later["recall"])
+    place.settled()
+
+
+def test_transactions_are_committed_rolled_back_and_checked(
+    mq: raymq.Client, gateway: RunningGateway, clients: Callable[[str], OfficialClient]
+) -> None:
+    """The checks of both clients take about 30 s, at the same time. The Python producer commits, the Node producer
+    rolls back."""
+    places = [Place(mq, clients(language), gateway, "transactions") for language in LANGUAGES]
+    outcomes = {"python": "COMMIT", "node": "ROLLBACK"}
+    for place in places:
+        place.create("TRANSACTION")
+        producer = place.open("producer", outcome=outcomes[place.client.language])
+        place.open("simple")
+        for body, end in (("committed", "commit"), ("dropped", "rollback"), ("open", None)):
+            message = {"topic": place.topic, "body": body}
+            place.client.call("transact", name=producer, message=message, end=end)
+    for place in places:
+        producer, consumer = f"{place.topic}-producer", f"{place.topic}-simple"
+        assert place.consumed(producer, 1)[0] == "open"
+        wanted = {"committed", "open"} if place.client.language == "python" else {"committed"}
+        got = place.receive(consumer, len(wanted))
+        assert {one["body"] for one in got} == wanted
+        place.ack(consumer, got)
+        assert place.client.call("receive", name=consumer) == []
+        assert set(place.client.call("records", name=producer)) == {"open"}
+
+
+def test_no_message_is_lost_when_a_gateway_is_killed_under_load(
+    mq: raymq.Client,
+    gateway: RunningGateway,
+    clients: Callable[[str], OfficialClient],
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A message may arrive twice only if it was sent or consumed while a gateway was killed."""
+    places = [Place(mq, clients(language), gateway, "killed") for language in LANGUAGES]
+    for place in places:
+        place.create()
+        producer, consumer = place.open("producer"), place.open("push")
+        place.send(producer, "first")
+        place.consumed(consumer, 1)
+        place.client.call("start_load", name=producer, topic=place.topic, prefix="n", pause_s=0.02)
+
+    def more_arrive() -> None:
+        """Wait until each consumer has new messages."""
+        for place in places:
+            consumer = f"{place.topic}-push"
+            place.consumed(consumer, len(place.client.call("records", name=consumer)) + MESSAGES_BETWEEN_KILLS)
+
+    outages = []
+    for _ in range(KILLS):
+        more_arrive()
+        outages.append(gateway.kill())
+    more_arrive()
+    report = [check_load(place, outages) for place in places]
+    gaps = ", ".join(f"{(served - killed) / 1000:.1f} s" for killed, served in outages)
+    record_property(SUMMARY, f"{'; '.join(report)}; another process served after {gaps}")
+
+
+def check_load(place: Place, outages: Sequence[tuple[int, int]]) -> str:
+    """End a client's load. Check that its push consumer gets each message that was sent, and gets no message twice but
+    for a kill. Returns the figures. `outages`: the times in ms of each kill and of the next start."""
+    consumer = f"{place.topic}-push"
+    load = place.client.call("end_load", name=f"{place.topic}-producer")
+    assert load["ended"]
+    sent = {body: (begin_ms, end_ms) for body, begin_ms, end_ms in load["sent"]}
+
+    def all_arrived() -> bool:
+        return sent.keys() <= {one["body"] for one in place.client.call("records", name=consumer)}
+
+    eventually(all_arrived, f"all messages of {place.topic}", LEASE_S + ARRIVES_S)
+    place.settled()
+    records = place.client.call("records", name=consumer)
+    twice = [body for body, count in Counter(one["body"] for one in records).items() if count > 1]
+    for body in twice:
+        times = [one["at_ms"] for one in records if one["body"] == body] + list(sent.get(body, ()))
+        near = [at_ms for at_ms in times for killed, served in outages if killed - 1000 <= at_ms <= served]
+        assert near, f"{body} arrived twice, far from a kill: {times}, kills {outages}"
+    failed = len(load["failed"])
+    return f"{place.client.language}: {len(sent)} sent, {failed} sends failed, 0 lost, {len(twice)} twice"

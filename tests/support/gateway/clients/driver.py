@@ -1,0 +1,233 @@
+"""Carries out requests with RocketMQ's official Python client: JSON lines on stdin, JSON lines on stdout.
+
+Each request has an id, the name of a method of `Requests`, and arguments. Requests run at the same time, each in a
+thread, and each answer has the request's id. The program ends at once when stdin ends.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from rocketmq import (
+    ClientConfiguration,
+    ConsumeResult,
+    Credentials,
+    FilterExpression,
+    Message,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+    TransactionChecker,
+)
+from rocketmq.grpc_protocol import FilterType, SendMessageRequest, TransactionResolution
+
+REQUESTS_MAX = 16
+REQUEST_TIMEOUT_S = 10
+BODY_SHOWN = 100
+LOAD_END_S = 60.0
+
+
+def now_ms():
+    return time.time_ns() // 1_000_000
+
+
+def made(topic, body, tag=None, key=None, properties=None, group=None, deliver_at_s=None, times=1):
+    """Return a message of the client. `times`: how often the text `body` is repeated."""
+    message = Message()
+    message.topic, message.body = topic, body.encode() * times
+    if tag is not None:
+        message.tag = tag
+    if key is not None:
+        message.keys = key
+    if group is not None:
+        message.message_group = group
+    if deliver_at_s is not None:
+        message.delivery_timestamp = deliver_at_s
+    for name, value in (properties or {}).items():
+        message.add_property(name, value)
+    return message
+
+
+def shown(message):
+    """Return what a request answers about a received message."""
+    return {
+        "id": message.message_id,
+        "topic": message.topic,
+        "body": message.body[:BODY_SHOWN].decode(),
+        "size": len(message.body),
+        "tag": message.tag,
+        "keys": sorted(message.keys),
+        "properties": message.properties,
+        "group": message.message_group,
+        "attempt": message.delivery_attempt,
+        "handle": message.receipt_handle,
+        "corrupted": message.corrupted,
+        "at_ms": now_ms(),
+    }
+
+
+class Listener(MessageListener):
+    """Records each message. It fails while a message has at most `failures` attempts."""
+
+    def __init__(self, failures):
+        self.records, self._failures = [], failures
+
+    def consume(self, message):
+        self.records.append(shown(message))
+        return ConsumeResult.FAILURE if message.delivery_attempt <= self._failures else ConsumeResult.SUCCESS
+
+
+class Checker(TransactionChecker):
+    """Ends each transaction in the same way, and records the bodies of the messages."""
+
+    def __init__(self, outcome):
+        self.records, self._outcome = [], getattr(TransactionResolution, outcome)
+
+    def check(self, message):
+        self.records.append(message.body.decode())
+        return self._outcome
+
+
+class Requests:
+    def __init__(self):
+        self._clients, self._records, self._received, self._loads = {}, {}, {}, {}
+
+    def _configuration(self, endpoints, credentials, namespace=""):
+        return ClientConfiguration(endpoints, Credentials(*credentials), namespace, request_timeout=REQUEST_TIMEOUT_S)
+
+    def _started(self, name, client, records=()):
+        client.startup()
+        self._clients[name], self._records[name] = client, records
+
+    def open_producer(self, name, endpoints, topics, outcome="COMMIT", credentials=("", ""), tls=False, namespace=""):
+        """Start a producer. `outcome`: the answer to each question about a transaction."""
+        checker, place = Checker(outcome), self._configuration(endpoints, credentials, namespace)
+        self._started(name, Producer(place, topics, checker=checker, tls_enable=tls), checker.records)
+
+    def open_simple(
+        self, name, endpoints, group, topic, expression="*", sql=False, credentials=("", ""), tls=False, namespace=""
+    ):
+        wanted = FilterExpression(expression, FilterType.SQL if sql else FilterType.TAG)
+        place = self._configuration(endpoints, credentials, namespace)
+        self._started(name, SimpleConsumer(place, group, {topic: wanted}, await_duration=2, tls_enable=tls))
+
+    def open_push(self, name, endpoints, group, topic, failures=0):
+        listener, place = Listener(failures), self._configuration(endpoints, ("", ""))
+        self._started(name, PushConsumer(place, group, listener, {topic: FilterExpression()}), listener.records)
+
+    def records(self, name):
+        """Return what a push consumer has consumed, or which transactions a producer was asked about."""
+        return list(self._records[name])
+
+    def send(self, name, messages):
+        """Send messages one after another. Returns their ids and recall handles."""
+        receipts = [self._clients[name].send(made(**fields)) for fields in messages]
+        return [{"id": one.message_id, "recall": one.recall_handle} for one in receipts]
+
+    def send_compressed(self, name, topic, body):
+        """Send a compressed body, which the client can only receive: the call is made without the client's `send`."""
+        producer = self._clients[name]
+        data, request = gzip.compress(body.encode()), SendMessageRequest()
+        message = request.messages.add()
+        message.topic.name, message.body = topic, data
+        system = message.system_properties
+        system.message_id = f"01{os.urandom(16).hex().upper()}"
+        system.message_type, system.body_encoding = 1, 2
+        system.body_digest.type, system.body_digest.checksum = 2, hashlib.md5(data).hexdigest().upper()
+        future = producer.rpc_client.send_message_async(
+            producer.client_configuration.rpc_endpoints, request, metadata=producer.sign(), timeout=REQUEST_TIMEOUT_S
+        )
+        return future.result().status.code
+
+    def transact(self, name, message, end=None):
+        """Send a message in a transaction. `end`: commit, rollback, or None to leave the transaction open."""
+        transaction = self._clients[name].begin_transaction()
+        receipt = self._clients[name].send(made(**message), transaction)
+        if end is not None:
+            getattr(transaction, end)()
+        return receipt.message_id
+
+    def recall(self, name, topic, handle):
+        return self._clients[name].recall_message(topic, handle)
+
+    def receive(self, name, count=32, invisible_s=60):
+        messages = self._clients[name].receive(count, invisible_s)
+        self._received |= {one.receipt_handle: one for one in messages}
+        return [shown(one) for one in messages]
+
+    def ack(self, name, handle, other=None):
+        """Acknowledge the message with a handle. `other`: the text to send as its handle."""
+        message = self._received[handle]
+        if other is not None:
+            message.receipt_handle = other
+        self._clients[name].ack(message)
+
+    def change_invisible(self, name, handle, seconds):
+        """Change the invisible time of a message. Returns its handle after the call."""
+        message = self._received[handle]
+        try:
+            self._clients[name].change_invisible_duration(message, seconds)
+        finally:
+            self._received[message.receipt_handle] = message
+        return message.receipt_handle
+
+    def start_load(self, name, topic, prefix, pause_s):
+        """Send messages in the background until `end_load`, one after another, each with a text of its own."""
+        stopped, sent, failed = threading.Event(), [], []
+
+        def run():
+            number = 0
+            while not stopped.wait(pause_s):
+                body, begin_ms = f"{prefix}-{number}", now_ms()
+                number += 1
+                try:
+                    self._clients[name].send(made(topic, body))
+                except Exception as error:
+                    failed.append([body, begin_ms, now_ms(), repr(error)])
+                else:
+                    sent.append([body, begin_ms, now_ms()])
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._loads[name] = stopped, thread, sent, failed
+
+    def end_load(self, name):
+        stopped, thread, sent, failed = self._loads.pop(name)
+        stopped.set()
+        thread.join(LOAD_END_S)
+        return {"sent": sent, "failed": failed, "ended": not thread.is_alive()}
+
+
+def main():
+    requests, writing = Requests(), threading.Lock()
+
+    def answer(number, name, arguments):
+        try:
+            fields = {"result": getattr(requests, name)(**arguments)}
+        except Exception as error:
+            code = getattr(error, "code", None)
+            # an error of gRPC has a method of this name
+            fields = {
+                "error": type(error).__name__,
+                "code": code if isinstance(code, int) else None,
+                "text": str(error),
+            }
+        with writing:
+            print(json.dumps({"id": number, **fields}), flush=True)
+
+    with ThreadPoolExecutor(REQUESTS_MAX) as threads:
+        for line in sys.stdin:
+            number, name, arguments = json.loads(line)
+            threads.submit(answer, number, name, arguments)
+        # clients and consumers have threads that would go on
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
