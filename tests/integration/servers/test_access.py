@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -23,10 +24,16 @@ import pytest
 import ray
 
 import raymq
+from placement.inventory import running
 from raymq.common.errors import AccessDeniedError, AuthenticationError
-from raymq.common.names import CONSOLE, NAMESPACE
+from raymq.common.names import CONSOLE, GATEWAY_PREFIX, NAMESPACE
+from raymq.gateway.convert.times import duration
+from raymq.gateway.wire import messages as wire
+from raymq.gateway.wire.enums import Code
 from raymq.remoting import actor_ref
+from raymq.remoting.access.users import gateway_secret, make_user
 from raymq.remoting.actor_ref import ActorRef
+from raymq.remoting.broker_client import broker_client
 from tests.support.clusters.access import (
     ADMIN,
     CALL_S,
@@ -38,6 +45,7 @@ from tests.support.clusters.access import (
     served,
 )
 from tests.support.clusters.cluster import Sandbox, kill_actors, user_environment
+from tests.support.gateway.one_call import call_gateway, signed_headers
 from tests.support.history.waiting import eventually
 
 # Pickle this module by value, because Ray's workers cannot import test modules.
@@ -525,6 +533,56 @@ def test_the_console_opens_to_the_super_users_secret_and_to_no_other(mq: raymq.C
             return error.code
 
     assert [status(secret) for secret in (ADMIN.secret, TEAM.secret, None)] == [200, 403, 401]
+
+
+def test_a_gateway_acts_for_the_user_who_signs_a_call(mq: raymq.Client) -> None:
+    [gateway] = [name for name in running() if name.startswith(GATEWAY_PREFIX)]
+    port = int(ActorRef(gateway).call("status", timeout_s=CALL_S)["listens"].rpartition(":")[2])
+
+    def call(credentials: raymq.Credentials | None, method: str, request: Any) -> Any:
+        if credentials is None:
+            return call_gateway(port, method, request)
+        secret = gateway_secret(make_user(credentials.user, credentials.secret).key)
+        return call_gateway(port, method, request, signed_headers(credentials.user, secret))
+
+    def route(credentials: raymq.Credentials | None, topic: str) -> int:
+        request = wire.QueryRouteRequest(topic=wire.Resource(name=topic))
+        return int(call(credentials, "QueryRoute", request).status.code)
+
+    def sent(credentials: raymq.Credentials, topic: str) -> int:
+        message_id = wire.SystemProperties(message_id=secrets.token_hex(17).upper())
+        message = wire.Message(topic=wire.Resource(name=topic), body=b"by a gateway", system_properties=message_id)
+        return int(call(credentials, "SendMessage", wire.SendMessageRequest(messages=[message])).status.code)
+
+    wrong = raymq.Credentials(TEAM.user, "a wrong secret")
+    assert [route(one, "orders") for one in (None, wrong)] == [Code.UNAUTHORIZED] * 2
+    assert [route(OTHER, "orders"), sent(OTHER, "orders")] == [Code.OK, Code.FORBIDDEN]
+    assert [sent(TEAM, "orders"), sent(TEAM, "bills")] == [Code.OK, Code.FORBIDDEN]
+    receive = wire.ReceiveMessageRequest(
+        group=wire.Resource(name="billing-gateway"),
+        message_queue=wire.MessageQueue(topic=wire.Resource(name="orders")),
+        batch_size=32,
+        invisible_duration=duration(60_000),
+        long_polling_timeout=duration(5_000),
+    )
+    bodies: set[bytes] = set()
+
+    def received() -> bool:
+        bodies.update(one.message.body for one in call(TEAM, "ReceiveMessage", receive))
+        return b"by a gateway" in bodies
+
+    eventually(received, "the message that the gateway stored")
+    [refusal, *_] = call(OTHER, "ReceiveMessage", receive)
+    assert refusal.status.code == Code.FORBIDDEN
+
+
+def test_the_checks_of_many_groups_need_a_right_on_each_group(mq: raymq.Client) -> None:
+    def take(*groups: str) -> Callable[[raymq.Client], Any]:
+        return lambda client: broker_client("broker-a").call("take_group_checks", groups, "c", timeout_s=CALL_S)
+
+    assert as_user(TEAM, take("payments")) == []
+    with pytest.raises(AccessDeniedError, match="Group:refunds"):
+        as_user(TEAM, take("payments", "refunds"))
 
 
 def test_a_wrong_secret_and_no_user_are_refused_at_the_connection(mq: raymq.Client) -> None:

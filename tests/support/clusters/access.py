@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -32,13 +33,23 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ADMIN = raymq.Credentials("admin", "the secret of admin")
 """Credentials of the super user of `access_cluster`."""
 CALL_S = 120.0
-OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console", "pull-")
-"""Prefixes of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
+OWN_KINDS = (
+    "nameserver-",
+    "broker-",
+    "storage-",
+    "replicator-",
+    "controller",
+    "rebalance-",
+    "console",
+    "gateway-",
+    "pull-",
+)
+"""Prefixes of the names of raymq's actors in a cluster with replicas, a console, a gateway and a push consumer."""
 
 
 @contextmanager
 def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Client]:
-    """Yield the super user's client of a cluster with access control, two replicas and a console.
+    """Yield the super user's client of a cluster with access control, two replicas, a console and a gateway.
 
     `users`: text of the users file. `files`: a directory for the users file and for the super user's secret.
     """
@@ -49,6 +60,7 @@ def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Clie
     (box.work / "raymq.yaml").write_text(
         one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
         + f"data_dir: {box.data}\naccess: {access}\nconsole: {{enable: true, port: 0}}\n"
+        f"gateway: {{enable: true, port: {_free_port()}}}\n"
     )
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAYMQ_USER", ADMIN.user)
@@ -74,6 +86,13 @@ class Program:
         """Run `work` with a client that has the user's credentials, and return the result."""
         with raymq.connect(credentials=self._credentials) as client:
             return work(client)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
