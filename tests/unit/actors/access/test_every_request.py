@@ -77,6 +77,7 @@ ARGUMENTS: dict[str, Any] = {
 OF_METHOD: dict[str, dict[str, Any]] = {
     "Broker.create_topics": {"topics": [named(topic="orders")]},
     "Broker.start_offsets": {"generations": ["orders"]},
+    "Broker.take_group_checks": {"groups": ["billing"]},
     "Controller.leader": {"group": "broker-a"},
 }
 ANSWERS: dict[str, Any] = {
