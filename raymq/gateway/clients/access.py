@@ -85,6 +85,11 @@ class GatewayAccess:
         self._decided: tuple[AuthState | None, set[tuple[str, str, tuple[Need, ...]]]] = (None, set())
         """The users and policies, and the calls that they allow."""
 
+    @property
+    def is_on(self) -> bool:
+        """True if each call needs a user."""
+        return self._state is not None
+
     def authenticated(self, call: CallContext) -> CallContext:
         """Return a call with the user that signed it. If access is off, signatures are ignored.
 

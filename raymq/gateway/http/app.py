@@ -1,13 +1,18 @@
 """The HTTP face as an ASGI application: the table of endpoints, from which both the routes and the OpenAPI document are
-made, and the answers to errors. `http_front_of` makes the face of one gateway process."""
+made, and the answers to errors. `http_front_of` makes the face of one gateway process.
+
+Without access control, requests of web pages are refused: a page that a user of this machine opens could otherwise send
+and read messages through the user's browser. With access control, a page has no token.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,8 +23,10 @@ from starlette.routing import Route
 from raymq.client.admin.live_tails import Positions, Tails
 from raymq.client.admin.messages import Arrived
 from raymq.client.client import Client
+from raymq.common.config.values import is_loopback
 from raymq.gateway.calls import Handlers
 from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.http.answers import PROBLEM, json_answer, problem_of
 from raymq.gateway.http.bodies import RequestBodies
 from raymq.gateway.http.calls import CLIENT_LEFT, MessageCalls
@@ -43,6 +50,7 @@ from raymq.gateway.http.shapes import (
 from raymq.gateway.http.tails import HTTP_TAIL_RATE, HTTP_TAILS_MAX, TailCalls
 from raymq.gateway.http.tasks import Histories, TaskCalls, histories_of
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.wire.enums import Code
 
 _NUMBER: Final = {"type": "number"}
 _RAW: Final = (
@@ -107,6 +115,11 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
 }
 """The endpoints by name. `create_http_app` has the function of each."""
 
+PAGE_REFUSED: Final = (
+    "the gateway answers no web pages, because access control is off: send the request from a program, or turn on "
+    "access control (docs/access.md)"
+)
+
 Serve = Callable[[Request], Awaitable[Response]]
 
 
@@ -132,16 +145,20 @@ def create_http_app(
         "task": tasks.state,
         "openapi": openapi,
     }
-    routes = [Route(one.path, _answering(functions[name]), methods=[one.method]) for name, one in ENDPOINTS.items()]
+    routes = [
+        Route(one.path, _answering(functions[name], access), methods=[one.method]) for name, one in ENDPOINTS.items()
+    ]
     routes.append(Route("/healthz", _healthz))
     return Starlette(routes=routes, exception_handlers={HTTPException: _no_endpoint})
 
 
-def _answering(serve: Serve) -> Serve:
-    """Return an endpoint that answers errors with problems."""
+def _answering(serve: Serve, access: GatewayAccess) -> Serve:
+    """Return an endpoint that answers errors with problems, and refuses web pages if access is off."""
 
     async def answer(request: Request) -> Response:
         try:
+            if not access.is_on and is_from_page(request.headers, request.scope.get("server")):
+                raise CallRefusedError(Code.FORBIDDEN, PAGE_REFUSED)
             return await serve(request)
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)
@@ -150,6 +167,24 @@ def _answering(serve: Serve) -> Serve:
             return problem_of(error)
 
     return answer
+
+
+def is_from_page(headers: Mapping[str, str], server: tuple[str, int | None] | None) -> bool:
+    """Return whether a browser sent a request for a web page. `server`: the address at which the request arrived.
+
+    Browsers name the page in `Origin` or `Sec-Fetch-Site`, except for reads of a page's own host. A page can make its
+    own host name an alias of this machine. So a request that arrives at a loopback address must name that address, or
+    "localhost", as its host.
+    """
+    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        return True
+    if server is None or not is_loopback(server[0]):
+        return False
+    try:
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return True  # no URL has such a host
+    return not is_loopback(host)
 
 
 async def _healthz(request: Request) -> Response:

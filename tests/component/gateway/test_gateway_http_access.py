@@ -162,3 +162,41 @@ def test_open_connections_are_bounded(gateway: GuardedGateway, monkeypatch: pyte
                 await asyncio.sleep(0.01)
 
     gateway.run(scenario)
+
+
+PAGES = [
+    {"Origin": "http://a.page.example"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-origin"},
+    # the page's own name, which the page has made a name of this machine
+    {"Host": "a.page.example:8082"},
+    {"Host": "[broken"},
+]
+PROGRAMS = [{}, {"Host": "localhost:8082"}, {"Host": "127.0.0.1"}, {"Host": "[::1]:8082"}, {"Sec-Fetch-Site": "none"}]
+
+
+def test_without_access_control_no_web_page_sends_or_reads_messages() -> None:
+    async def scenario(client: HttpClient) -> None:
+        for headers in PAGES:
+            for method, path, value, _ in REQUESTS:
+                data = None if value is None else b"x"
+                async with client.session.request(method, client.base + path, data=data, headers=headers) as response:
+                    assert (response.status, (await response.json())["title"]) == (403, "FORBIDDEN"), headers
+        for headers in PROGRAMS:
+            async with client.session.post(client.base + SEND, data=b"x", headers=headers) as response:
+                assert response.status == 200, headers
+
+    with producers_of_fakes() as make:
+        Gateway(make).run(scenario)
+
+
+def test_with_access_control_a_web_page_needs_a_token(gateway: GuardedGateway) -> None:
+    gateway.allow("shop", make_entry("Topic:orders", ["Pub"]))
+
+    async def scenario(client: HttpClient) -> None:
+        for user, status in (("", 401), (token("shop"), 200)):
+            client.token = user
+            assert (await client.post(SEND, {"body": "x"}, Origin="http://a.page.example"))[0] == status
+
+    gateway.run(scenario)
