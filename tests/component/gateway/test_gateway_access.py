@@ -17,26 +17,16 @@ from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code
 from raymq.gateway.wire.table import METHODS
 from raymq.remoting.access.policies import make_entry
-from raymq.remoting.access.state import AuthState
-from raymq.remoting.access.users import UserStatus, UserType, gateway_secret, make_user
 from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
 from tests.support.clients.producers import MakeProducer, producers_of_fakes
 from tests.support.gateway.fake_group_calls import FakeGroupCalls
 from tests.support.gateway.gateway_client import ANSWER_S, FakeGroups, FakeTransactions, GatewayClient, gateway_of
 from tests.support.gateway.one_call import signed_headers
+from tests.support.gateway.users import HANDLE, SECRET, secret_of, state_of_users
 from tests.support.stores.transactions import half_batch
 
 ORDERS, BILLING = wire.Resource(name="orders"), wire.Resource(name="billing")
 QUEUE = wire.MessageQueue(topic=ORDERS)
-HANDLE = "0 1795400000000 60000 0 0 a 0 0"
-SECRET = "a long secret"
-USERS = [
-    make_user("root", SECRET, type=UserType.SUPER),
-    make_user("shop", SECRET),
-    make_user("till", SECRET, messages_per_second=4),
-    make_user("eater", SECRET, consume_messages_per_second=2),
-    make_user("gone", SECRET, status=UserStatus.DISABLE),
-]
 SENDS = make_entry("Topic:orders", ["Pub"])
 CONSUMES = make_entry("Topic:orders", ["Sub"]), make_entry("Group:billing", ["Sub"])
 Scenario = Callable[[GatewayClient], Awaitable[None]]
@@ -45,7 +35,7 @@ Scenario = Callable[[GatewayClient], Awaitable[None]]
 def signed(user: str, secret: str | None = None, **more: str) -> tuple[tuple[str, str], ...]:
     """Return the headers of a call that `user` signs."""
     if secret is None:
-        secret = gateway_secret(next(one.key for one in USERS if one.name == user))
+        secret = secret_of(user)
     return (*signed_headers(user, secret), *more.items())
 
 
@@ -55,10 +45,8 @@ class Gateway:
     def __init__(self, make: MakeProducer) -> None:
         self._make, self.store, self.group = make, FakeStore(), FakeGroupCalls("billing")
         self.transactions, self.gateways = FakeTransactions(a=[]), 1
-        self.state, self.now_ms = AuthState(), 0.0
+        self.state, self.now_ms = state_of_users(), 0.0
         self.routes = FakeRoutes()
-        for user in USERS:
-            self.state = self.state.with_user(user, is_new=True)
 
     def allow(self, user: str, *entries: Any) -> None:
         self.state = self.state.with_entries(user, entries)

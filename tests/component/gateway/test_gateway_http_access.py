@@ -11,23 +11,13 @@ import pytest
 
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.remoting.access.policies import make_entry
-from raymq.remoting.access.state import AuthState
-from raymq.remoting.access.users import UserStatus, UserType, gateway_secret, make_user
 from tests.component.gateway.test_gateway_http import ACK, CHANGE, RECEIVE, SEND, Gateway
 from tests.support.clients.producers import producers_of_fakes
 from tests.support.console.fake_cluster import fake_message
 from tests.support.gateway.gateway_client import ANSWER_S
 from tests.support.gateway.http_client import HttpClient, until
+from tests.support.gateway.users import HANDLE, SECRET, secret_of, state_of_users
 
-SECRET = "a long secret"
-USERS = [
-    make_user("root", SECRET, type=UserType.SUPER),
-    make_user("shop", SECRET),
-    make_user("till", SECRET, messages_per_second=4),
-    make_user("eater", SECRET, consume_messages_per_second=2),
-    make_user("gone", SECRET, status=UserStatus.DISABLE),
-]
-HANDLE = "0 1795400000000 60000 0 0 a 0 0"
 TAIL = "/v1/topics/orders/tail"
 REQUESTS: list[tuple[str, str, Any, str]] = [
     ("POST", SEND, {"body": "x"}, "Pub on Topic:orders"),
@@ -46,9 +36,7 @@ class GuardedGateway(Gateway):
 
     def __init__(self, make: Any) -> None:
         super().__init__(make)
-        self.state, self.now_ms = AuthState(), 0.0
-        for user in USERS:
-            self.state = self.state.with_user(user, is_new=True)
+        self.state, self.now_ms = state_of_users(), 0.0
         self.access = GatewayAccess(lambda: self.state, monotonic_ms=lambda: self.now_ms)
 
     def allow(self, user: str, *entries: Any) -> None:
@@ -62,7 +50,7 @@ def gateway() -> Iterator[GuardedGateway]:
 
 
 def token(user: str) -> str:
-    return f"{user}:{gateway_secret(next(one.key for one in USERS if one.name == user))}"
+    return f"{user}:{secret_of(user)}"
 
 
 async def ask(client: HttpClient, method: str, path: str, value: Any) -> tuple[int, Any]:
