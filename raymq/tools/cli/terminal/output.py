@@ -8,6 +8,7 @@ another text. Control characters are therefore printed as Python writes them in 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -70,6 +71,10 @@ out = Console(markup=False, emoji=False, highlight=False)
 err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap=True)
 
 
+_RAYLET_COLOURS: Final = "RAY_COLOR_PREFIX"
+"""The environment variable that tells Ray whether the messages of its raylets have colours. "0": no colours."""
+
+
 def check_utf8(value: object, ctx: click.Context, parameter: click.Parameter) -> None:
     """Raise BadParameter if a text that the user gave is not UTF-8: Python then has an unpaired surrogate in it."""
     if isinstance(value, str) and _SURROGATE.search(value):
@@ -81,7 +86,7 @@ class Command(click.Command):
 
     Ray prints messages of its raylets to `sys.stdout`. Therefore `sys.stdout` is replaced by standard error while the
     command runs, and the command prints its results through `out`. click prints help, version and completion before
-    `sys.stdout` is replaced.
+    `sys.stdout` is replaced. The messages of the raylets have colours only on a terminal.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -102,6 +107,8 @@ class Command(click.Command):
         if isinstance(stdout, TextIOWrapper):
             stdout.reconfigure(errors="backslashreplace")
         sys.stdout = sys.stderr
+        if not err.is_terminal or err.no_color:
+            os.environ.setdefault(_RAYLET_COLOURS, "0")
         try:
             return super().invoke(ctx)
         finally:
