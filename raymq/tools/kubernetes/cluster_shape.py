@@ -14,6 +14,7 @@ from raymq.common.numbers import NumberRange, check_fields
 VOLUMES_MAX: Final = BROKER_GROUPS_MAX
 """Maximum number of volumes in a cluster: one for each broker group."""
 REPLICAS_MAX: Final = 3
+SPARK_PODS_MAX: Final = 100
 STORE_LABEL: Final = "raymq-store"
 """The Ray node label of a node with a volume for stores; its value is the store's number."""
 DATA_MOUNT: Final = PurePosixPath("/var/lib/raymq")
@@ -30,7 +31,8 @@ class ClusterShape:
 
     `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of
     zones; an empty tuple sets no zones. `gateway`: True serves clients of RocketMQ 5, and HTTP, in all pods of the
-    namespace.
+    namespace. `spark_pods`: the number of pods that are for Spark's executors only.
+
     Raises InvalidArgumentError if a value is invalid.
     """
 
@@ -41,9 +43,10 @@ class ClusterShape:
     storage_class: str | None = None
     zones: tuple[str, ...] = ()
     gateway: bool = False
+    spark_pods: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self, {"stores": NumberRange(1, VOLUMES_MAX)})
+        check_fields(self, {"stores": NumberRange(1, VOLUMES_MAX), "spark_pods": NumberRange(0, SPARK_PODS_MAX)})
         if not _SIZE.fullmatch(self.size):
             raise InvalidArgumentError(
                 f"the size of a volume must be a number of Gi or Ti, such as 200Gi, not {self.size!r}"

@@ -1,5 +1,5 @@
-"""Generate the RayCluster object: a head, a worker group for each store, and a worker group without a volume for
-computing.
+"""Generate the RayCluster object: a head, a worker group for each store, and worker groups without a volume: one for
+computing, and one for Spark's executors.
 
 The pod of store 0 runs `raymq up` each time Kubernetes creates the pod. In a cluster with several replicas, the
 Controller starts missing servers; a cluster with one store has no Controller. If the head is lost, a new Ray cluster
@@ -37,6 +37,11 @@ USERS_GROUP: Final = 100
 """Group id of the user `ray` in Ray's images. The volumes get this group, because the user `ray` must be able to write
 to them."""
 RESOURCES: Final = {"cpu": "2", "memory": "8Gi"}
+SPARK_GROUP: Final = "spark"
+"""Name of the worker group for Spark's executors, and of the Ray resource that only its pods have."""
+SPARK_RESOURCES: Final = {"cpu": "4", "memory": "16Gi"}
+"""CPUs and memory of a pod for one executor of Spark. The memory is more than the executor's heap, because the pod also
+has Ray's object store and Spark's Python workers."""
 
 HEALTH_CHECKS: Final = {
     "health_check_initial_delay_ms": 0,
@@ -59,7 +64,11 @@ def ray_cluster(shape: ClusterShape) -> dict[str, Any]:
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},
             "headGroupSpec": _head(shape),
-            "workerGroupSpecs": [*(_store(shape, number) for number in range(shape.stores)), _compute(shape)],
+            "workerGroupSpecs": [
+                *(_store(shape, number) for number in range(shape.stores)),
+                _without_volume(shape, "compute", RESOURCES, 0, COMPUTE_NODES_MAX),
+                *([_spark(shape)] if shape.spark_pods else []),
+            ],
         },
     }
 
@@ -120,19 +129,29 @@ def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
     }
 
 
-def _compute(shape: ClusterShape) -> dict[str, Any]:
+def _spark(shape: ClusterShape) -> dict[str, Any]:
+    """Return the worker group for Spark's executors. Each pod has one unit of the Ray resource SPARK_GROUP: an
+    executor that requests this unit runs in a pod of its own, and never in the pod of a store."""
+    group = _without_volume(shape, SPARK_GROUP, SPARK_RESOURCES, shape.spark_pods, shape.spark_pods)
+    return {**group, "resources": {SPARK_GROUP: "1"}}
+
+
+def _without_volume(
+    shape: ClusterShape, name: str, resources: dict[str, str], pods_min: int, pods_max: int
+) -> dict[str, Any]:
     container = _container(shape, "ray-worker") | {
+        "resources": {"requests": resources.copy(), "limits": resources.copy()},
         "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT}],
+        "volumeMounts": [],
     }
-    container["volumeMounts"] = []
     del container["env"]
     return {
-        "groupName": "compute",
-        "replicas": 0,
-        "minReplicas": 0,
-        "maxReplicas": COMPUTE_NODES_MAX,
+        "groupName": name,
+        "replicas": pods_min,
+        "minReplicas": pods_min,
+        "maxReplicas": pods_max,
         "rayStartParams": {},
-        "template": _pod(container, "compute", volume=None),
+        "template": _pod(container, name, volume=None),
     }
 
 

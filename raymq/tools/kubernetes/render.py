@@ -1,8 +1,8 @@
 """Generate the files of a raymq cluster in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the
 image.
 
-Besides the RayCluster, the files contain volume claims, settings, the Services of the console and the gateway, and a
-NetworkPolicy.
+Besides the RayCluster, the files contain volume claims, settings, the Services of the console and the gateway, a
+NetworkPolicy, and PodDisruptionBudgets.
 """
 
 from __future__ import annotations
@@ -98,6 +98,35 @@ def network_policy(shape: ClusterShape) -> dict[str, Any]:
     }
 
 
+def disruption_budgets(shape: ClusterShape) -> list[dict[str, Any]]:
+    """Return the PodDisruptionBudgets, which limit evictions, such as those of `kubectl drain`.
+
+    The head is never evicted, because the Ray cluster ends with it. Of several stores one at a time is evicted; a
+    single store never is. Kubernetes allows only a number in `minAvailable` for pods without a StatefulSet or
+    Deployment.
+    """
+    stores = {"ray.io/cluster": shape.name, "app.kubernetes.io/component": "store"}
+    head = {"ray.io/cluster": shape.name, "ray.io/node-type": "head"}
+    return [
+        _budget(f"{shape.name}-stores", max(1, shape.stores - 1), stores),
+        _budget(f"{shape.name}-head", 1, head),
+    ]
+
+
+def _budget(name: str, at_least: int, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "labels": _RAYMQ},
+        # A pod that is not ready serves nothing, so its eviction does no harm, and may move it to a healthy machine.
+        "spec": {
+            "minAvailable": at_least,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": dict(labels)},
+        },
+    }
+
+
 def _ports(*numbers: int) -> list[dict[str, Any]]:
     return [{"protocol": "TCP", "port": number} for number in numbers]
 
@@ -118,6 +147,7 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
         "console.yaml": [head_service(shape, "console", {"console": CONSOLE_PORT})],
         **({"gateway.yaml": [head_service(shape, "gateway", GATEWAY_PORTS)]} if shape.gateway else {}),
         "network.yaml": [network_policy(shape)],
+        "disruption.yaml": disruption_budgets(shape),
     }
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -164,6 +194,8 @@ def _command(shape: ClusterShape) -> str:
         options += f" --storage-class {shape.storage_class}"
     if shape.gateway:
         options += " --gateway"
+    if shape.spark_pods:
+        options += f" --spark-pods {shape.spark_pods}"
     return "raymq k8s render " + options + "".join(f" --zone {zone}" for zone in shape.zones)
 
 

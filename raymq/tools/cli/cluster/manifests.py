@@ -16,6 +16,7 @@ from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.options import number_option
 from raymq.tools.cli.terminal.command import CommandResult, command
+from raymq.tools.kubernetes.cluster_shape import SPARK_PODS_MAX
 
 
 @cli.group()
@@ -67,6 +68,12 @@ def k8s() -> None:
 @click.option("--storage-class", help="Storage class of the volumes. Default: the cluster's.")
 @click.option("--zone", "zones", multiple=True, help="Zone for stores; repeatable.")
 @click.option("--gateway", is_flag=True, help="Also serve clients of RocketMQ 5 in all pods of the namespace.")
+@number_option(
+    "--spark-pods",
+    NumberRange(0, SPARK_PODS_MAX),
+    "Number of pods for Spark's executors only, 4 CPUs and 16Gi each.",
+    0,
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -82,16 +89,18 @@ def render(
     storage_class: str | None,
     zones: tuple[str, ...],
     gateway: bool,
+    spark_pods: int,
     output: Path,
 ) -> CommandResult:
-    """Write the RayCluster, volume claims, settings, Services, NetworkPolicy, monitoring and Dockerfile.
+    """Write the RayCluster, volume claims, settings, Services, policies, monitoring and Dockerfile.
 
     Example: raymq k8s render --stores 3 --size 200Gi && kubectl apply --kustomize k8s
     """
     from raymq.tools.kubernetes.cluster_shape import ClusterShape
     from raymq.tools.kubernetes.render import render as write
 
-    return _written(write(ClusterShape(name, image, stores, size, storage_class, zones, gateway), output))
+    shape = ClusterShape(name, image, stores, size, storage_class, zones, gateway, spark_pods)
+    return _written(write(shape, output))
 
 
 def _written(files: Iterable[Path]) -> CommandResult:

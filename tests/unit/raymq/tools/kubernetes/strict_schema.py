@@ -95,6 +95,7 @@ WORKERS = strict(
         "template": POD,
     },
     labels=LABELS,
+    resources=TEXTS,
 )
 HEAD = strict({"serviceType": one_of("ClusterIP"), "resources": TEXTS, "rayStartParams": TEXTS, "template": POD})
 
@@ -166,6 +167,17 @@ SCHEMAS = {
                 "ingress": many(
                     strict({"from": many(PEER)}, ports=many(strict({"protocol": one_of("TCP"), "port": PORT})))
                 ),
+            }
+        ),
+    ),
+    "PodDisruptionBudget": thing(
+        "policy/v1",
+        "PodDisruptionBudget",
+        spec=strict(
+            {
+                "minAvailable": {"type": "integer", "minimum": 1},
+                "unhealthyPodEvictionPolicy": one_of("AlwaysAllow", "IfHealthyBudget"),
+                "selector": selecting(),
             }
         ),
     ),

@@ -5,6 +5,7 @@ All names, ports, paths and settings must agree with each other and with the cod
 
 from __future__ import annotations
 
+import ast
 import copy
 import os
 import re
@@ -22,6 +23,7 @@ import ray
 import yaml
 from click.testing import CliRunner
 
+from raydp_jobs.executor_places import executor_size, memory_mib
 from raymq.client.cluster.java import SPARK_JAVA, java_on_path
 from raymq.common.config.cluster import DATA_DIR_VARIABLE, ClusterSettings
 from raymq.common.errors import InvalidArgumentError
@@ -42,6 +44,7 @@ OTHERS = [
         image="registry/raymq:2",
         size="1Ti",
         gateway=True,
+        spark_pods=2,
     )
 ]
 
@@ -58,7 +61,7 @@ def of_kind(shape: ClusterShape, kind: str) -> list[dict[str, Any]]:
 
 
 def groups(shape: ClusterShape) -> list[dict[str, Any]]:
-    """Return all groups of pods: the group of the head, the groups of the stores, and the compute group."""
+    """Return all groups of pods: the groups of the head, of the stores, of computing, and of Spark if there is one."""
     [cluster] = of_kind(shape, "RayCluster")
     return [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
 
@@ -139,7 +142,7 @@ def test_data_is_on_the_claim_and_nowhere_else(shape: ClusterShape) -> None:
     data_dir = yaml.safe_load(settings["data"]["raymq.yaml"])["data_dir"]
     assert data_dir == str(DATA_MOUNT)
     for group in groups(shape):
-        if group.get("groupName") == "compute":
+        if group.get("groupName") in ("compute", "spark"):
             continue
         mounts = {mount["mountPath"]: mount["name"] for mount in container(group)["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in group["template"]["spec"]["volumes"]}
@@ -197,6 +200,66 @@ def test_no_two_stores_are_on_one_machine(shape: ClusterShape) -> None:
         # KubeRay adds the label ray.io/cluster to each pod, so the rendered file does not contain it.
         given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}
         assert wanted.items() <= given.items()
+
+
+def budgets(shape: ClusterShape) -> dict[str, int]:
+    """Return for each PodDisruptionBudget how many of the pods that it selects may be evicted at a time, by the name of
+    the budget."""
+    pods = []
+    for group in groups(shape):
+        # KubeRay adds these two labels to each pod, so the rendered file does not contain them.
+        kind = "worker" if "groupName" in group else "head"
+        labels = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name, "ray.io/node-type": kind}
+        pods += [labels] * group.get("replicas", 1)
+    found = {}
+    for budget in of_kind(shape, "PodDisruptionBudget"):
+        wanted = budget["spec"]["selector"]["matchLabels"]
+        selected = [labels for labels in pods if wanted.items() <= labels.items()]
+        assert selected
+        found[budget["metadata"]["name"]] = len(selected) - budget["spec"]["minAvailable"]
+    return found
+
+
+@each_shape
+def test_one_of_several_stores_is_evicted_at_a_time_and_the_head_never(shape: ClusterShape) -> None:
+    assert budgets(shape) == {f"{shape.name}-stores": int(shape.stores > 1), f"{shape.name}-head": 0}
+    [settings] = of_kind(shape, "ConfigMap")
+    replication = ClusterSettings.model_validate(yaml.safe_load(settings["data"]["raymq.yaml"])).replication
+    if shape.stores >= 3:  # with three replicas, a broker group takes messages while one store is away
+        assert replication.min_in_sync_replicas <= replication.replicas - 1
+    assert "disruption.yaml" in rendered_files(shape)["kustomization.yaml"]
+
+
+def room(pod: dict[str, Any]) -> dict[str, float]:
+    """Return the Ray resources of a group's pod: KubeRay takes CPU and memory from the limits of the container."""
+    limits = container(pod)["resources"]["limits"]
+    memory = memory_mib(limits["memory"].removesuffix("i")) << 20
+    more = {name: float(amount) for name, amount in pod.get("resources", {}).items()}
+    return {"CPU": float(limits["cpu"]), "memory": float(memory), **more}
+
+
+def test_the_session_of_the_page_finds_room_in_the_pods_for_spark_only() -> None:
+    [shape] = OTHERS
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    [program] = re.findall(
+        r"^    with raymq.connect.*?spark_session\((.*?)\n    \) as spark:", page, re.MULTILINE | re.DOTALL
+    )
+    call = ast.parse(f"spark_session({program})").body[0]
+    seen = {one.arg: ast.literal_eval(one.value) for one in ast.walk(call) if isinstance(one, ast.keyword)}
+    size = executor_size(seen["executor_cores"], memory_mib(seen["executor_memory"]), seen["configs"])
+    fitting = {group.get("groupName", "head"): size.fits(room(group)) for group in groups(shape)}
+    assert fitting.pop("spark") == 1, "one executor in each pod"
+    assert set(fitting.values()) == {0}
+    [spark] = [group for group in groups(shape) if group.get("groupName") == "spark"]
+    assert [spark[name] for name in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2] == [seen["executors"]] * 3
+    assert seen["beside_storage"] is False
+    assert size.memory_bytes <= 0.5 * room(spark)["memory"], "object store and Python workers need memory, too"
+
+
+@each_shape
+def test_a_cluster_has_pods_for_spark_only_on_request(shape: ClusterShape) -> None:
+    found = [group["replicas"] for group in groups(shape) if group.get("groupName") == "spark"]
+    assert found == [shape.spark_pods] * bool(shape.spark_pods)
 
 
 def test_zones_are_on_the_pods_and_on_the_ray_nodes() -> None:
@@ -351,7 +414,14 @@ def test_kustomize_builds_it(folder: str) -> None:
         [kubectl, "kustomize", str(ROOT / folder)], capture_output=True, text=True, timeout=60, check=True
     )
     kinds = [one["kind"] for one in yaml.safe_load_all(done.stdout)]
-    assert sorted(set(kinds)) == ["ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "RayCluster", "Service"]
+    assert sorted(set(kinds)) == [
+        "ConfigMap",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PodDisruptionBudget",
+        "RayCluster",
+        "Service",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -359,6 +429,7 @@ def test_kustomize_builds_it(folder: str) -> None:
     [
         ({"stores": 0}, "stores must be 1 to 26"),
         ({"stores": 27}, "stores must be 1 to 26"),
+        ({"spark_pods": -1}, "spark_pods must be 0 to 100"),
         ({"size": "200"}, "200Gi"),
         ({"size": "0Gi"}, "200Gi"),
         ({"name": "Raymq"}, "cannot be the name of a RayCluster"),
