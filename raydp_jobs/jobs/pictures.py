@@ -26,18 +26,25 @@ _DPI: Final = 100
 def check_picture(path: Path | None) -> None:
     """Check that a picture can be drawn and saved, before the job begins. Does nothing if `path` is None (no picture).
 
-    Raises MissingExtraError if matplotlib is not installed. Raises InvalidArgumentError if the path's directory does
-    not exist, or if its suffix is not .png.
+    Raises MissingExtraError if matplotlib is not installed. Raises InvalidArgumentError if the path's suffix is not
+    .png, or if its directory does not exist or is not writable.
     """
     if path is None:
         return
     require_extra("pictures", "a picture")
     if path.suffix != ".png":
         raise InvalidArgumentError(f"a picture is a PNG file: name it {path.with_suffix('.png')}, not {path}")
-    if not path.absolute().parent.is_dir():
-        raise InvalidArgumentError(
-            f"directory {path.absolute().parent} for the picture does not exist; create the directory first"
-        )
+    check_folder(path, "the picture")
+
+
+def check_folder(path: Path, what: str) -> None:
+    """Raise InvalidArgumentError if the directory of a job's result file does not exist or is not writable. `what`: the
+    kind of the file, such as "the picture"."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InvalidArgumentError(f"directory {folder} for {what} does not exist; create the directory first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidArgumentError(f"directory {folder} for {what} is not writable; choose another directory")
 
 
 def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:

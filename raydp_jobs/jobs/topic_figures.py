@@ -1,4 +1,5 @@
-"""Shows the statistics that `topic_stats` computes: as JSON, as tables, and as a picture."""
+"""Shows the statistics that `topic_stats` computes: as JSON, as tables, and as a picture. raydp_jobs.jobs.topic_report
+makes a page of them."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from raydp_jobs.jobs.pictures import check_picture, save_picture
 from raydp_jobs.jobs.spark_job import SessionSize, check_topics, spark_job, spark_options, tasks_counted
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
+from raydp_jobs.jobs.topic_report import check_report, report, save_report
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import NumberRange
@@ -244,6 +245,12 @@ def _time(seconds: float) -> datetime:
 @click.option(
     "--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys in this PNG file."
 )
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write tables and charts to this HTML file, which needs no other file.",
+)
 @spark_options
 @namespace_option
 @address_option
@@ -256,15 +263,17 @@ def command(
     tags: str,
     period: Period,
     picture: Path | None,
+    report_file: Path | None,
     size: SessionSize,
     address: str | None,
     as_json: bool,
 ) -> None:
     """Show how many messages and bytes topics have, at which rates, and their tags and keys over time.
 
-    Example: raymq job topic-stats orders --every 1h --from -2d --picture orders.png
+    Example: raymq job topic-stats orders --every 1h --from -2d --report orders.html
     """
     check_picture(picture)
+    check_report(report_file)
     names = list(dict.fromkeys(topics))
     Subscription.parse("any", tags)
 
@@ -275,11 +284,10 @@ def command(
         found = run(spark, client, names, every_s=every_s, top=top, tags=tags, period=period, quiet=as_json)
     if picture is not None:
         save_picture(picture, lambda figure: draw(figure, found, every_s))
-    print_value(as_json, _printed(found, every_s, picture), lambda: show(found, every_s))
-
-
-def _printed(found: list[TopicFigures], every_s: int, picture: Path | None) -> dict[str, Any]:
-    return {**figures_json(found, every_s), **({"picture": str(picture)} if picture else {})}
+    if report_file is not None:
+        save_report(report_file, report(found, every_s, made=datetime.now(UTC), period=period, tags=tags))
+    files = {name: str(path) for name, path in (("picture", picture), ("report", report_file)) if path is not None}
+    print_value(as_json, {**figures_json(found, every_s), **files}, lambda: show(found, every_s))
 
 
 def main() -> None:

@@ -261,7 +261,7 @@ JOB_VALUES: dict[str, str | list[str]] = {
 }
 JOB_OPTIONS_NEEDED = {"--close": ["--available-now"]}
 """Further options of a job without which it refuses an option."""
-NOT_PASSED_TO_RUN = {"--help", "--picture", "--verify", "--json", "--namespace", "-q"}
+NOT_PASSED_TO_RUN = {"--help", "--picture", "--report", "--verify", "--json", "--namespace", "-q"}
 """Options whose effect is not an argument of the job. Other tests of the commands test them."""
 
 

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raymq.tools.cli.terminal.output import err, is_quiet, printable, say_note
+from raymq.tools.cli.terminal.output import duration, err, is_quiet, printable, say_note
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
@@ -102,15 +102,29 @@ class RateColumn(ProgressColumn):
         return Text("" if rate is None else f"{rate:,.0f}/s")
 
 
+class TimeLeftColumn(ProgressColumn):
+    """Progress column with the estimated time until the last item, such as "12 s left". The column is empty while the
+    total number of items or the rate is unknown."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Return the time left as text. The estimate uses the recent rate."""
+        left_s = None if task.finished or task.total is None else task.time_remaining
+        return Text("" if left_s is None else f"{duration(int(left_s * 1000))} left")
+
+
 @contextmanager
 def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
-    """Show a progress bar with the number of finished items and their rate. At the end the bar disappears.
+    """Show a progress bar with the number of finished items, their rate and, if the total is known, the time left. At
+    the end the bar disappears.
 
     `talks`: true if the command prints to the terminal or reads from it while it runs. Then no bar is shown.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     hidden = talks or is_quiet() or not err.is_terminal
-    with Progress(*columns, RateColumn(), TimeElapsedColumn(), console=err, transient=True, disable=hidden) as bar:
+    times = RateColumn(), TimeElapsedColumn(), TimeLeftColumn()
+    with Progress(*columns, *times, console=err, transient=True, disable=hidden) as bar:
         counter = Counter(bar, printable(description))
         if total is not None:
             counter.expect(total)

@@ -82,6 +82,10 @@ def test_topic_stats_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (value["topics"][0]["messages"], value["picture"]) == (0, str(picture))
     assert job.sessions[1] == ("topic-stats", None, SessionSize(executors=2), True)
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    page = tmp_path / "orders.html"
+    value = json.loads(job("orders", "--json", "--tags", "paid", "--report", str(page)).output)
+    assert (value["report"], "picture" in value) == (str(page), False)
+    assert "Messages with the tags paid" in page.read_text()
 
 
 def test_archive_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,6 +163,7 @@ def test_windowed_counts_reports_that_its_windows_are_closed(
     ("module", "arguments", "error"),
     [
         (topic_stats, ("orders", "--picture", "/nowhere/x.png"), InvalidArgumentError),
+        (topic_stats, ("orders", "--report", "/nowhere/x.html"), InvalidArgumentError),
         (windowed_counts, ("a", "b", "--checkpoint", "/x", "--slide", "2m"), InvalidArgumentError),
         (windowed_counts, ("a", "b", "--checkpoint", "/x", "--close"), InvalidArgumentError),
     ],

@@ -132,3 +132,20 @@ def test_steps_are_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.Monk
     with progress.steps() as step:
         step("starting")
     assert shown.getvalue() == ""
+
+
+def test_the_time_left_follows_from_the_rate() -> None:
+    now_s = 100.0
+    bar = Progress(progress.TimeLeftColumn(), get_time=lambda: now_s, disable=True)
+    column = bar.columns[0]
+    assert isinstance(column, progress.TimeLeftColumn)
+    number = bar.add_task("archiving", total=None)
+    assert column.render(bar.tasks[number]).plain == ""
+    bar.update(number, total=1000)
+    assert column.render(bar.tasks[number]).plain == ""
+    for _ in range(4):
+        now_s += 10
+        bar.advance(number, 100)
+    assert column.render(bar.tasks[number]).plain == "1 m left"
+    bar.update(number, completed=1000)
+    assert column.render(bar.tasks[number]).plain == ""
