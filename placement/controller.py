@@ -483,6 +483,8 @@ def _fields(record: Record) -> dict[str, Any]:
     fields: dict[str, Any] = {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
     before = {str(replica): store_id for replica, store_id in record.elected_from.items()}
     fields |= {"from": before, "incarnation": record.incarnation, "loss": record.loss}
+    if record.shrunk_from:
+        fields["shrunk"] = {str(replica): store_id for replica, store_id in record.shrunk_from.items()}
     return fields if record.members is None else {**fields, "members": record.members.to_plain()}
 
 
@@ -493,7 +495,8 @@ def _record(group: str, fields: Mapping[str, Any]) -> Record:
     one = SyncStateSet(epoch, version, stores_by_number)
     incarnation, loss = fields.get("incarnation", 0), fields.get("loss", "")
     members = ReplicaMembers.from_plain(fields["members"]) if "members" in fields else None
-    return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss, members)
+    shrunk = {int(replica): store_id for replica, store_id in fields.get("shrunk", {}).items()}
+    return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss, members, shrunk)
 
 
 CONTROLLER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}

@@ -21,6 +21,9 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 - An order to lead is for the process that sent the report. If that process ended before it led, the election is
   annulled, and the previous sync-state set is valid again. The other replicas store the new set only after the elected
   replica leads.
+- A sync-state set with fewer members is annulled in the same way, if the master's process ended before it received the
+  set. The log of this process may have lost its end, and then only the former members have every message. A replica
+  that leaves the group is first taken out of the set, and leaves after the master has reported the smaller set.
 
 The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, or if a replica has
 stored a newer sync-state set than the journal has, the record is rebuilt from the replicas' reports. That waits for all
@@ -56,7 +59,9 @@ class Record:
     `elected_from`: the sync-state set from which the master was elected, which is valid until the master leads. It maps
     each member to the id of the member's directory. `incarnation`: the incarnation of the master's directory at the
     election, 0 if unknown. `loss`: the acknowledged messages that the master lacked at the election, empty if none.
-    `members`: the group's replicas; None if they were never changed, so that raymq.yaml names them.
+    `members`: the group's replicas; None if they were never changed, so that raymq.yaml names them. `shrunk_from`: the
+    former sync-state set if the present one lacks some of its members, else empty. The former set is valid until the
+    master has received the present one.
     """
 
     group: str
@@ -67,6 +72,7 @@ class Record:
     incarnation: int = 0
     loss: str = ""
     members: ReplicaMembers | None = None
+    shrunk_from: Mapping[int, str] = field(default_factory=dict)
 
 
 Action = Record | Lead | Renew | Follow | Drain
@@ -220,14 +226,17 @@ class GroupControl:
 
         The set of an election is not in force before the elected replica leads. If its process ends before it leads,
         the previous set is valid again. Suppose that replicas had stored the set of this election, and the journal is
-        lost. Then the group would have only the elected replica, although its log may have lost its end.
+        lost. Then the group would have only the elected replica, although its log may have lost its end. The same holds
+        for a set with fewer members, until the master has received it.
         """
         record = self.record
         if record is None:
             return None
         # An election begins with the elected replica alone. A set with more members was proposed by a master that led.
         is_elected = record.master is not None and record.sync_state_set.members == {record.master}
-        return None if is_elected and self._led_incarnation < 0 else record.sync_state_set
+        if (is_elected and self._led_incarnation < 0) or (record.shrunk_from and not self._has_received(record)):
+            return None
+        return record.sync_state_set
 
     @property
     def replicas(self) -> frozenset[int]:
@@ -351,7 +360,7 @@ class GroupControl:
             return [self.record, *self.tick(now_s)]
         actions = self._serve_master(alive, now_s)
         if actions is None:
-            actions = [*self._annul(alive), *self._elect(alive, now_s)]
+            actions = [*self._annul(alive), *self._annul_shrink(alive), *self._elect(alive, now_s)]
         return [*actions, *self._followers(alive)]
 
     def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
@@ -377,7 +386,8 @@ class GroupControl:
         moving = self._hand_over(state, alive, now_s)
         if moving:
             return moving
-        altered = self._alter(state, record, now_s) or self._change_members(record, alive, now_s)
+        # A removal comes first: the master proposes a leaving replica again as long as the replica has not left.
+        altered = self._change_members(record, alive, now_s) or self._alter(state, record, now_s)
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
@@ -418,8 +428,20 @@ class GroupControl:
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
             return []
         stores = {name: store for name, store in asked.stores.items() if name in self.replicas - self.learners}
-        self.record = replace(record, sync_state_set=SyncStateSet(now.epoch, now.version + 1, stores))
+        # A leaving replica that other replicas can stand in for does not join again. Otherwise it would never leave.
+        leaving = self.members.leaving - now.members
+        if len(stores.keys() - leaving) >= max(self.required_in_sync, 1):
+            stores = {name: store for name, store in stores.items() if name not in leaving}
+        # The proposal is based on the present set, so the master has received the present set.
+        lost = now.stores if now.stores.keys() - stores.keys() else {}
+        self.record = replace(record, sync_state_set=SyncStateSet(now.epoch, now.version + 1, stores), shrunk_from=lost)
         return [self.record]
+
+    def _has_received(self, record: Record) -> bool:
+        """Return True if the master's newest report shows that the master has stored the record's sync-state set."""
+        account = None if record.master is None else self._accounts.get(record.master)
+        known = None if account is None else account.state.sync_state_set
+        return known is not None and known.order >= record.sync_state_set.order
 
     def _change_members(self, record: Record, alive: dict[int, ReplicaState], now_s: float) -> list[Record]:
         """Return the decision with the next step of the current change of the group's replicas; an empty list if no
@@ -434,15 +456,22 @@ class GroupControl:
         versions = self.members.version, record.sync_state_set.version
         if versions != self._step_versions:
             self._step_versions, self._step_since_s = versions, now_s
-        is_current = self._accounts[record.master].asked_s >= self._step_since_s
-        if step.members.removed > self.members.removed and not (is_current and self._is_timely(record.master, now_s)):
+        is_current = self._accounts[record.master].asked_s >= self._step_since_s and self._is_timely(
+            record.master, now_s
+        )
+        received = self._has_received(record)
+        if step.members.removed > self.members.removed and not (is_current and received):
             # An older report may come from a process that has ended, or that had not found the damage of its log yet.
             # Since that report, the leaving replica may have become the only one with every acknowledged message.
             self.change_waits = f"a replica leaves after the next report of replica {record.master}, which leads"
             return []
         now = record.sync_state_set
-        stores = now if step.stores == now.stores else SyncStateSet(now.epoch, now.version + 1, step.stores)
-        self.record = replace(record, sync_state_set=stores, members=step.members)
+        if step.stores == now.stores:
+            self.record = replace(record, members=step.members)
+        else:
+            stores = SyncStateSet(now.epoch, now.version + 1, step.stores)
+            before = now.stores if received else record.shrunk_from or now.stores
+            self.record = replace(record, sync_state_set=stores, members=step.members, shrunk_from=before)
         return [self.record]
 
     def _is_timely(self, replica: int, now_s: float) -> bool:
@@ -481,6 +510,24 @@ class GroupControl:
             return []
         before = SyncStateSet(record.epoch, record.sync_state_set.version + 1, record.elected_from)
         self.record = Record(self.group, record.epoch, None, before, members=record.members)
+        return [self.record]
+
+    def _annul_shrink(self, alive: dict[int, ReplicaState]) -> list[Action]:
+        """Annul a sync-state set with fewer members that the master's process had not received when it ended. Returns
+        the group's record for the journal with the former set, or an empty list if there is no such set.
+
+        The master stores a set before it acts on it. So if its report shows an older set, every acknowledged message
+        has a copy at each member of the former set.
+        """
+        record = self.record
+        assert record is not None
+        state = None if record.master is None else alive.get(record.master)
+        if not record.shrunk_from or state is None or self._has_received(record):
+            return []
+        if record.shrunk_from.get(state.replica) != state.store_id:
+            return []
+        former = SyncStateSet(record.epoch, record.sync_state_set.version + 1, record.shrunk_from)
+        self.record = replace(record, sync_state_set=former, shrunk_from={})
         return [self.record]
 
     def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action]:
@@ -594,7 +641,8 @@ class GroupControl:
             newest = self._accounts[replica].state.sync_state_set
             if newest is None or newest.order <= order:
                 continue
-            if {*known.stores.items(), *record.elected_from.items()} & newest.stores.items():
+            own = {*known.stores.items(), *record.elected_from.items(), *record.shrunk_from.items()}
+            if own & newest.stores.items():
                 self.record, self._outdated, self._due_since_s = None, True, None
                 self._outdated_members = record.members
                 return

@@ -6,8 +6,9 @@ version, and the Controller writes it to the journal together with the sync-stat
     add       the new replica gets a storage actor, follows the master and copies its log; it does not count
     count     the master has proposed the new replica, which has everything up to the confirm offset: it is a member of
               the sync-state set
-    remove    after every new replica counts: the replica leaves the sync-state set and the group in one decision. A
-              master first hands over to a replica that stays
+    shrink    after every new replica counts: the leaving replica leaves the sync-state set. A master first hands over
+              to a replica that stays
+    remove    after the master has received the smaller set: the replica leaves the group
 
 So a replacement adds the new replica before it removes the old replica, and the number of copies never falls below the
 number at the start. A replica that answers may have the last intact copy of a damaged record. So it leaves only after
@@ -164,6 +165,8 @@ def next_step(
             return ChangeStep(waits=f"replica {master} leads, and no other replica that stays can lead yet")
         waits = f"replica {master} hands over to replica {min(able)} before it leaves"
         return ChangeStep(successor=min(able), waits=waits)
+    if leaving in stores:
+        return ChangeStep(now, left)
     more = now.leaving - {leaving}
     after = replace(
         now,
@@ -174,7 +177,7 @@ def next_step(
         removed=now.removed | {leaving},
         is_final=bool(more),
     )
-    return ChangeStep(after, left)
+    return ChangeStep(after, stores)
 
 
 def describe(now: ReplicaMembers) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from actors.core.replica.orders import Drain, Follow, Lead, Renew, ReplicaRole, ReplicaState
+from placement.controller import _fields, _record
 from placement.election import (
     MASTER_STEPS,
     RECOVERED_EPOCH_GAP,
@@ -77,6 +79,9 @@ class World:
         elif isinstance(action, Lead) and action.replica not in self.silent:
             epoch = action.sync_state_set.epoch
             self._change(action.replica, role=ReplicaRole.MASTER, epoch=epoch, draining=False, caught_up=True)
+            self._change(action.replica, sync_state_set=action.sync_state_set)
+        elif isinstance(action, Renew) and action.replica not in self.silent:
+            self._change(action.replica, sync_state_set=action.sync_state_set)
         elif isinstance(action, Follow) and action.replica not in self.silent:
             self._change(
                 action.replica, role=ReplicaRole.SLAVE, epoch=action.epoch, master=action.master, caught_up=True
@@ -869,9 +874,12 @@ def test_a_replica_joins_counts_and_another_leaves_step_by_step():
     world.step()
     assert (world.control.members.joining, world.control.members.leaving) == (set(), {1})
     world.step()
+    assert world.records[-1].sync_state_set == of(6, 4, 0, 3), "first the replica leaves the set"
+    world.step()
+    world.step()
     last = world.records[-1]
     assert last.members == ReplicaMembers(3, frozenset({0, 2, 3}), removed=frozenset({1}))
-    assert last.sync_state_set == of(6, 4, 0, 3), "the set and the members change in one decision"
+    assert last.sync_state_set == of(6, 4, 0, 3)
     assert all(action.replica != 1 for action in world.step())
 
 
@@ -881,27 +889,77 @@ def test_a_replica_leaves_only_after_a_report_of_the_master_that_is_newer_than_t
     led.control.change_replicas(2)
     led.now_s += 0.5
     led.control.tick(led.now_s)
+    assert led.control.record.sync_state_set.members == {0, 1}
+    led.control.tick(led.now_s)
     assert led.control.members.replicas == {0, 1, 2}
     assert "after the next report of replica 0" in led.control.change_waits
+    led.step()
     led.step()
     assert led.control.members.replicas == {0, 1}
 
 
-def test_a_replica_that_joins_the_set_leaves_only_after_a_later_report_of_the_master():
-    """The master's process may have ended since its proposal, and its log may have lost its end. Then the leaving
-    replica is the only member with every acknowledged message."""
+def test_a_leaving_replica_does_not_join_the_set_again_if_enough_others_are_in_it():
     world = World(replace(LED, sync_state_set=of(6, 2, 0, 1)))
     world.step()
-    world.step()
-    assert world.control.change_replicas(2).members.leaving == {2}
-    world.control.tick(world.now_s + 0.1)
+    world.control.change_replicas(2)
     world.ask(of(6, 2, 0, 1, 2))
-    assert world.control.record.sync_state_set.members == {0, 1, 2}
-    world.control.tick(world.now_s + 0.2)
-    assert world.control.record.sync_state_set.members == {0, 1, 2}
-    assert "after the next report of replica 0" in world.control.change_waits
-    world.step()
     assert world.control.record.sync_state_set.members == {0, 1}
+    for _ in range(3):
+        world.step()
+    assert world.control.replicas == {0, 1}
+
+
+def test_a_leaving_replica_joins_the_set_again_while_others_are_missing():
+    members = ReplicaMembers(4, frozenset({0, 1, 3}), leaving=frozenset({1}), added=frozenset({3}))
+    world = World(replace(LED, sync_state_set=of(6, 2, 0), members=members), planned_min_in_sync=2)
+    world.step()
+    world.ask(of(6, 2, 0, 1))
+    assert world.control.record.sync_state_set.members == {0, 1}
+    assert world.control.change_waits == "replica 1 leaves when replica 3 is in sync again"
+
+
+@pytest.mark.parametrize("way", ["proposed by the master", "by a change of the replicas"])
+@pytest.mark.parametrize("received", [False, True])
+def test_a_smaller_set_is_annulled_if_the_masters_process_ended_before_it_received_the_set(led, way, received):
+    """The process can end just after its report, and its log can lose its end. Then only the former members have every
+    acknowledged message. A master that has received the set may have acknowledged further messages alone."""
+    before = led.control.record.sync_state_set
+    if way.startswith("proposed"):
+        led._change(0, proposal=of(before.epoch, before.version, 0, 1))
+    else:
+        led.control.change_replicas(2)
+    led.now_s += 0.1
+    led.states[0] = replace(led.states[0], clock_s=led.now_s)
+    led.control.note_account(led.states[0], led.now_s)
+    led.control.tick(led.now_s)
+    small = led.control.record.sync_state_set
+    assert (small.members, led.control.record.shrunk_from) == ({0, 1}, before.stores)
+    assert led.control.set_in_force is None, "the other replicas do not store the set yet"
+    # The master's process ends, with or without the set. Its log loses its end.
+    stored = small if received else before
+    led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6, end_offset=60, sync_state_set=stored, proposal=None)
+    for replica in (1, 2):
+        led._change(replica, end_offset=100, epoch=6, log_epoch=6)
+    led.step()
+    shown = led.control.record
+    assert shown.master == (1 if received else shown.master)
+    assert shown.elected_from == (small if received else before).stores
+
+
+def test_a_record_survives_the_journal(led):
+    led.ask(of(6, led.control.record.sync_state_set.version, 0, 1))
+    record = led.control.record
+    assert record.shrunk_from
+    for one in (record, replace(record, shrunk_from={}, loss="20 bytes", members=MEMBERS), LED):
+        assert _record(one.group, json.loads(json.dumps(_fields(one)))) == one
+
+
+def test_a_smaller_set_is_in_force_when_the_master_has_received_it(led):
+    before = led.control.record.sync_state_set
+    led.ask(of(before.epoch, before.version, 0, 1))
+    led.step()
+    assert led.control.record.sync_state_set.members == {0, 1}
+    assert led.control.set_in_force == led.control.record.sync_state_set
 
 
 def test_a_master_that_leaves_hands_over_first():
