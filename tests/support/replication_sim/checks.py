@@ -78,12 +78,26 @@ class Checks:
         if len(holes) > 1:
             self.faults.append(f"replicas have different holes: {sorted(map(sorted, holes))}")
 
+    def _check_disks(self, world: World) -> None:
+        """Check that a group without a master still has each acknowledged message intact on a disk, so that an operator
+        can save it. Messages whose last intact copy a fault destroyed are left out."""
+        intact = {
+            message
+            for node in world.nodes.values()
+            for offset, (_, message) in enumerate(node.disk.log)
+            if offset not in node.disk.damaged
+        }
+        lost = sorted(set(self.acknowledged) - intact - world.destroyed)
+        if lost:
+            self.faults.append(f"no replica may lead, and no disk has {lost[:10]} of {len(self.acknowledged)}")
+
     def check_end(self, world: World) -> None:
         """Check, after all faults have ended, that each acknowledged message is stored exactly once and that the
         replicas' logs are equal up to the visible end."""
         masters = [node for node in world.nodes.values() if node.leads()]
         if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world) or _waits_for_a_removed(world)):
             world.say("rightly refused")
+            self._check_disks(world)
             return
         if len(masters) != 1:
             self.faults.append(f"{len(masters)} replicas lead: {world.controller.control.reason}")
