@@ -23,13 +23,14 @@ class CallContext:
 
     `metadata`: the call's headers, by name in small letters. `peer`: the caller's address, as text. `deadline_s`: the
     time, by `time.monotonic`, at which the caller stops waiting. `user`: the user that signed the call; empty if access
-    is off.
+    is off. `new_ids`: the ids of messages that this process has made for this call, so no earlier call had them.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     peer: str = ""
     deadline_s: float = field(default_factory=lambda: time.monotonic() + LEFT_S)
     user: str = ""
+    new_ids: frozenset[str] = frozenset()
 
     def left_s(self) -> float:
         """Return the time in seconds until the caller stops waiting, 0 or more."""

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -105,8 +106,11 @@ class MessageCalls:
             else:
                 only(request.query_params, "raw")
                 messages = new_messages(body)
-            sent = send_request(request.path_params["topic"], messages, time.time_ns() // 1_000_000, self._ids.next)
-            return send_answer(await self._call("SendMessage", call_of(request), sent, wire.SendMessageResponse))
+            new_ids = [self._ids.next() for one in messages if one.message_id is None]
+            now_ms, topic = time.time_ns() // 1_000_000, request.path_params["topic"]
+            sent = send_request(topic, messages, now_ms, iter(new_ids))
+            call = replace(call_of(request), new_ids=frozenset(new_ids))
+            return send_answer(await self._call("SendMessage", call, sent, wire.SendMessageResponse))
 
     async def ack(self, request: Request) -> Response:
         """Acknowledge received messages."""

@@ -6,7 +6,7 @@ The service checks all values again, by the rules of gRPC clients. This module o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -103,18 +103,18 @@ def deliver_at(delay_s: float | None, deliver_at_ms: int | None, now_ms: int) ->
 
 
 def send_request(
-    topic: str, messages: Sequence[NewMessage], now_ms: int, new_id: Callable[[], str]
+    topic: str, messages: Sequence[NewMessage], now_ms: int, new_ids: Iterator[str]
 ) -> wire.SendMessageRequest:
-    """Return the request that sends messages to a topic. `new_id`: makes the id of a message without one."""
-    return wire.SendMessageRequest(messages=[_message(topic, one, now_ms, new_id) for one in messages])
+    """Return the request that sends messages to a topic. `new_ids`: the ids of the messages without one."""
+    return wire.SendMessageRequest(messages=[_message(topic, one, now_ms, new_ids) for one in messages])
 
 
-def _message(topic: str, one: NewMessage, now_ms: int, new_id: Callable[[], str]) -> wire.Message:
+def _message(topic: str, one: NewMessage, now_ms: int, new_ids: Iterator[str]) -> wire.Message:
     if one.body is not None and one.body_base64 is not None:
         raise CallRefusedError(Code.BAD_REQUEST, "body and body_base64 exclude each other: give one of them")
     at_ms = deliver_at(one.delay_s, one.deliver_at_ms, now_ms)
     system = wire.SystemProperties(
-        message_id=new_id() if one.message_id is None else one.message_id,
+        message_id=next(new_ids) if one.message_id is None else one.message_id,
         tag=one.tag,
         keys=one.keys,
         message_group=one.sharding_key,

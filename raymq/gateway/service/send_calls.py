@@ -107,7 +107,11 @@ class SendCalls:
             return [_entry(*await self._transactions.begin(request.messages[0], messages[0]))]
         if not repeated:
             return await self._produced(messages)
-        known = await self._stored_sends.find(messages)
+        asked = [one for one in messages if one.message_id not in call.new_ids]
+        if not asked:
+            return await self._produced(messages)
+        answers = iter(await self._stored_sends.find(asked))
+        known = [None if one.message_id in call.new_ids else next(answers) for one in messages]
         rest = [one for one, entry in zip(messages, known, strict=True) if entry is None]
         sent = iter(await self._produced(rest) if rest else ())
         return [next(sent) if entry is None else entry for entry in known]

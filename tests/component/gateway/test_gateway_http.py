@@ -58,7 +58,7 @@ class Gateway:
     def __init__(self, make: MakeProducer) -> None:
         self._make = make
         self.store, self.tail, self.group = FakeStore(), FakeTail(), FakeGroupCalls("billing")
-        self.routes = FakeRoutes()
+        self.routes, self.queues = FakeRoutes(), FakeQueues()
         self.access: GatewayAccess | None = None
         self.histories: dict[tuple[str, str], TaskHistory] = {}
         self.more: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Gateway:
             async with AsyncProducer(producer) as sender:
                 cluster = GatewayCluster(
                     *(self.routes, FakeGroups(GroupConfig("billing")), sender, self.calls_of),
-                    *(FakeTransactions(), FakeAnnouncer(), FakeQueues()),
+                    *(FakeTransactions(), FakeAnnouncer(), self.queues),
                     send_timeout_s=30.0,
                     **self.more,
                 )
@@ -128,6 +128,20 @@ def test_one_message_is_sent_as_json(gateway: Gateway) -> None:
     [stored] = gateway.messages()
     assert (stored.body, stored.tags, list(stored.keys)) == ("gr\u00fc\u00dfe".encode(), "paid", ["k1", "k2"])
     assert (stored.properties, stored.message_id) == ({"shop": "7"}, "01A")
+
+
+def test_the_stores_are_asked_only_for_ids_that_the_client_has_given(gateway: Gateway) -> None:
+    async def scenario(client: HttpClient) -> None:
+        assert (await client.post(SEND, {"body": "1"}))[0] == 200
+        assert (await client.post(SEND, [{"body": "2"}, {"body": "3"}]))[0] == 200
+        assert gateway.queues.asked == [], "the gateway has made the ids just now"
+        status, answer = await client.post(SEND, [{"body": "4"}, {"body": "5", "message_id": "01A"}, {"body": "6"}])
+        assert (status, [one["code"] for one in answer["messages"]]) == (200, ["OK"] * 3)
+        assert answer["messages"][1]["message_id"] == "01A"
+        assert {ids for _, ids in gateway.queues.asked} == {("01A",)}
+
+    gateway.run(scenario)
+    assert [message.body for message in gateway.messages()] == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
 def test_several_messages_are_stored_in_one_queue_in_order(gateway: Gateway) -> None:
