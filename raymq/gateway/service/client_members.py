@@ -114,7 +114,8 @@ class ClientMember:
             return running.result(MEMBER_ANSWER_S + LOOP_MARGIN_S)
         except TimeoutError:
             running.cancel()
-            raise RequestTimeoutError("a question to a client", MEMBER_ANSWER_S) from None
+            timeout_s = MEMBER_ANSWER_S + LOOP_MARGIN_S
+            raise RequestTimeoutError(f"a question to client {self.data.member!r}", timeout_s) from None
 
     def _asked(
         self, nonce: str, command: wire.TelemetryCommand, topic: str

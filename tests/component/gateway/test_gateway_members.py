@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_a_client_that_does_not_answer_has_no_stacks_and_consumes_nothing(
         info = await asyncio.to_thread(gateway.member.running_info, "g", "h", stacks=True)
         assert info.stacks == ()
         assert "has not sent its stacks" in info.trouble
-        with pytest.raises(RequestTimeoutError):
+        with pytest.raises(RequestTimeoutError, match="a question to client 'client-1' did not complete"):
             await asyncio.to_thread(gateway.member.consume_directly, "g", record(), "a")
         stream.cancel()
         while client.service.clients.get("client-1").streams:  # type: ignore[union-attr]  # it is registered
@@ -170,6 +171,29 @@ def test_a_client_that_does_not_answer_has_no_stacks_and_consumes_nothing(
 
     monkeypatch.setattr(client_members, "MEMBER_ANSWER_S", 0.1)
     gateway.run(scenario)
+
+
+def test_a_question_that_a_busy_event_loop_does_not_pass_on_names_the_client(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(client: GatewayClient) -> None:
+        await connected(client)
+        asked = threading.Thread(target=ask)
+        asked.start()
+        # the event loop does nothing else until the thread has its answer
+        asked.join(ANSWER_S)
+
+    def ask() -> None:
+        try:
+            gateway.member.consume_directly("g", record(), "a")
+        except RaymqError as error:
+            raised.append(error)
+
+    raised: list[RaymqError] = []
+    monkeypatch.setattr(client_members, "MEMBER_ANSWER_S", 0.1)
+    monkeypatch.setattr(client_members, "LOOP_MARGIN_S", 0.0)
+    gateway.run(scenario)
+    assert [str(error).partition(" did not")[0] for error in raised] == ["a question to client 'client-1'"]
 
 
 @pytest.mark.parametrize(
