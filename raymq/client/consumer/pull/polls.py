@@ -2,7 +2,8 @@
 
     begin → (peek → decode → take, or wait)… → end
 
-PullConsumer runs a poll in one thread; AsyncPullConsumer runs it in steps on the event loop.
+PullConsumer runs a poll in one thread; AsyncPullConsumer runs it in steps on the event loop. A poll raises a copy of an
+error that later polls raise again: callers would change a shared error's traceback, and make it longer each time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -94,7 +96,7 @@ class LostMessages:
         self._unraised.update(self._errors)
 
     def raise_one(self, core: SubscriptionState) -> None:
-        """Raise the error of a lost message if the consumer's position in the message's queue has reached the message.
+        """Raise a copy of the error of a lost message if the consumer's position in the message's queue has reached it.
         `core` contains the positions. An error that was raised before is not raised again. If records before the lost
         message are buffered, polls return these records first."""
         for queue in sorted(self._unraised):
@@ -105,7 +107,7 @@ class LostMessages:
                 continue
             self._unraised.discard(queue)
             if queue in self._errors:
-                raise error
+                raise copy(error) from error
 
 
 class Polls:
@@ -221,14 +223,15 @@ class Polls:
             forbidden = next(iter(self._core.forbidden.values()), None)
             self._lost.raise_one(self._core)
         if forbidden is not None:
-            raise forbidden.with_traceback(None)
+            raise copy(forbidden) from forbidden
 
     def raise_loss(self) -> None:
         """Raise an error that ends an empty poll at once. Raises NoPermissionError if the group may read none of this
         consumer's queues. Otherwise raises the error for a lost message, if there is one that was not raised yet."""
         with self._lock:
             if self._core.all_forbidden:
-                raise next(iter(self._core.forbidden.values())).with_traceback(None)
+                forbidden = next(iter(self._core.forbidden.values()))
+                raise copy(forbidden) from forbidden
             self._lost.raise_one(self._core)
 
     def peek(self, max_messages: int) -> list[PolledRecords]:

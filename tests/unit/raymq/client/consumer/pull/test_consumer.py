@@ -488,9 +488,12 @@ def test_a_poll_raises_at_once_while_its_group_may_read_nothing(consume, group, 
     # offsets of their queues again.
     group.resets += 1
     eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
+    raised = []
     for _ in range(2):
-        with pytest.raises(NoPermissionError, match="forbidden to read"):
+        with pytest.raises(NoPermissionError, match="forbidden to read") as caught:
             consumer.poll(timeout_s=wait_s)
+        raised.append(caught.value)
+    assert raised[0] is not raised[1], "the callers would share one traceback"
     info = consumer.engine.running_info("c", "h", stacks=False)
     assert (info.trouble, {queue.state for queue in info.queues}) == ("forbidden to read", {"forbidden"})
     group.stopped = {}
