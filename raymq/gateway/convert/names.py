@@ -62,7 +62,7 @@ def subscription_of(topic: str, wanted: FilterExpression) -> Subscription:
 
 def handle_of(group: str, topic: str, text: str) -> str:
     """Return the receipt handle in `text`, as raymq's calls take it. Raises CallRefusedError if it is no handle."""
-    fields = text.split(" ")
+    fields = text.split(" ", _HANDLE_FIELDS + 1)
     handle = " ".join(fields[:_HANDLE_FIELDS]) if len(fields) == _HANDLE_FIELDS + 1 else text
     try:
         parse_handle(group, topic, handle)

@@ -18,6 +18,10 @@ from raymq.gateway.wire.enums import AddressScheme, Code, MessageType, Permissio
 from raymq.gateway.wire.messages import Address, Assignment, Broker, Endpoints, MessageQueue, Resource
 
 PORT_MAX: Final = 65535
+ADDRESSES_MAX: Final = 32
+"""Maximum number of addresses of a client's endpoints. A route repeats the endpoints for each queue."""
+HOST_CHARS_MAX: Final = 253
+"""Maximum length of the host in an address, as in DNS."""
 ALL_QUEUES: Final = -1
 """Id of the queue in an assignment that stands for all queues of its broker group."""
 
@@ -42,12 +46,12 @@ def accepted_types(kind: TopicMessageType) -> tuple[MessageType, ...]:
 
 
 def check_endpoints(endpoints: Endpoints) -> None:
-    """Raise CallRefusedError if the endpoints that a client names are not legal: there is no address, a port is out of
-    range, or a domain name has more than one address."""
-    if not endpoints.addresses:
-        raise CallRefusedError(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
-    if any(not 0 < one.port <= PORT_MAX or not one.host for one in endpoints.addresses):
-        raise CallRefusedError(Code.ILLEGAL_ACCESS_POINT, "an address of the endpoints has no host or no legal port")
+    """Raise CallRefusedError if the endpoints that a client names are not legal: there is no address, or there are too
+    many, a host or port is out of range, or a domain name has more than one address."""
+    if not 0 < len(endpoints.addresses) <= ADDRESSES_MAX:
+        raise CallRefusedError(Code.ILLEGAL_ACCESS_POINT, f"the endpoints must have 1 to {ADDRESSES_MAX} addresses")
+    if any(not 0 < one.port <= PORT_MAX or not 0 < len(one.host) <= HOST_CHARS_MAX for one in endpoints.addresses):
+        raise CallRefusedError(Code.ILLEGAL_ACCESS_POINT, "an address of the endpoints has no legal host or port")
     if endpoints.scheme == AddressScheme.DOMAIN_NAME and len(endpoints.addresses) > 1:
         raise CallRefusedError(Code.ILLEGAL_ACCESS_POINT, "endpoints with a domain name have exactly one address")
 

@@ -26,6 +26,8 @@ class _AnyMessage(Protocol):
 
     def SerializeToString(self) -> bytes: ...  # noqa: N802  # protobuf's name
 
+    def DiscardUnknownFields(self) -> None: ...  # noqa: N802  # protobuf's name
+
 
 Request = TypeVar("Request", bound=_AnyMessage)
 Response = TypeVar("Response", bound=_AnyMessage)

@@ -81,7 +81,7 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
 
     Raises InvalidArgumentError if the text is not a valid handle.
     """
-    fields = handle.split(" ") if isinstance(handle, str) else []
+    fields = handle.split(" ", _FIELDS) if isinstance(handle, str) else []
     try:
         if len(fields) != _FIELDS:
             raise ValueError("the handle does not have 8 fields")
@@ -92,7 +92,9 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
         if max(queue_offset, pop_ms, invisible_ms, queue_id) >= 1 << 63 or min(pop_ms, invisible_ms, queue_id) < 0:
             raise ValueError("a number of the handle is out of range")
     except ValueError as error:
-        raise InvalidArgumentError(f"{handle!r} is not the receipt handle of a received message: {error}") from None
+        raise InvalidArgumentError(
+            f"{handle!r:.300} is not the receipt handle of a received message: {error}"
+        ) from None
     of_topic = retry_topic(group) if retry else topic
     ordered = revive_queue == ORDER_REVIVE_QUEUE
     return Receipt(of_topic, fields[5], queue_id, start, pop_ms, invisible_ms, ordered=ordered), queue_offset

@@ -10,7 +10,14 @@ from raymq.common.errors import FilterExpressionError, IllegalNameError, NoPermi
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
-from raymq.gateway.convert.routes import assignments_of, check_endpoints, endpoints_of, queues_of
+from raymq.gateway.convert.routes import (
+    ADDRESSES_MAX,
+    HOST_CHARS_MAX,
+    assignments_of,
+    check_endpoints,
+    endpoints_of,
+    queues_of,
+)
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.wire.enums import AddressScheme, Code, FilterType, MessageType, Permission
 from raymq.gateway.wire.messages import Address, Endpoints, FilterExpression, Resource
@@ -95,8 +102,10 @@ def test_endpoints_name_the_kind_of_their_host(host: str, scheme: AddressScheme)
         endpoints_of("10.0.0.1", 65536),
         endpoints_of("", 1),
         Endpoints(scheme=AddressScheme.DOMAIN_NAME, addresses=[Address(host="a", port=1), Address(host="b", port=1)]),
+        endpoints_of("h" * (HOST_CHARS_MAX + 1), 1),
+        Endpoints(scheme=AddressScheme.IPv4, addresses=[Address(host="10.0.0.1", port=1)] * (ADDRESSES_MAX + 1)),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_illegal_endpoints_are_refused(endpoints: Endpoints) -> None:
     with pytest.raises(CallRefusedError) as caught:
@@ -151,6 +160,12 @@ def test_a_handle_may_have_the_ninth_field_of_rocketmq() -> None:
     assert handle_of("billing", "orders", HANDLE) == HANDLE
     assert handle_of("billing", "orders", f"{HANDLE} 123456") == HANDLE
     assert parse_handle("billing", "orders", HANDLE)[1] == 7
+
+
+def test_the_error_for_a_long_text_that_is_no_handle_is_short() -> None:
+    with pytest.raises(CallRefusedError) as caught:
+        handle_of("billing", "orders", "x " * 10_000)
+    assert len(str(caught.value)) < 500
 
 
 @given(st.text(max_size=60) | st.lists(st.integers() | st.sampled_from(["broker-a", "", "x"]), max_size=10).map(str))

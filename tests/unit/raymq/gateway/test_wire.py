@@ -21,6 +21,7 @@ from raymq.gateway.wire.enums import ENUMS, Code
 from raymq.gateway.wire.parsing import (
     REQUEST_BYTES_MAX,
     SEND_MESSAGES_MAX,
+    SEND_OTHERS_BYTES_MAX,
     RequestTooLargeError,
     parse_request,
 )
@@ -157,6 +158,28 @@ def test_a_request_with_too_many_bytes_or_messages_is_refused() -> None:
     big = wire.AckMessageRequest(topic=wire.Resource(name="x" * REQUEST_BYTES_MAX))
     with pytest.raises(RequestTooLargeError, match="at most 1048576"):
         parse_request(wire.AckMessageRequest, big.SerializeToString())
+
+
+def test_fields_beside_the_bodies_of_a_send_are_bounded() -> None:
+    body = b"b" * (SEND_OTHERS_BYTES_MAX + 1)
+    request = wire.SendMessageRequest(messages=[wire.Message(body=body), wire.Message(body=body)])
+    assert parse_request(wire.SendMessageRequest, request.SerializeToString()) == request
+    # an empty key has two bytes, and takes many times as much memory
+    request.messages[1].system_properties.keys.extend([""] * (SEND_OTHERS_BYTES_MAX // 2))
+    with pytest.raises(RequestTooLargeError, match="beside their bodies"):
+        parse_request(wire.SendMessageRequest, request.SerializeToString())
+    small = b"\x0a\x04\x1a\x05\x12\x00"
+    with pytest.raises(InvalidArgumentError):
+        parse_request(wire.SendMessageRequest, small + b"\x0a\x00" * 3)
+
+
+def test_only_the_settings_of_a_client_keep_unknown_fields() -> None:
+    unknown = b"\xfa\x3e\x04rest"
+    topic = wire.Resource.FromString(unknown + b"\x12\x06orders")
+    asked = parse_request(wire.QueryRouteRequest, wire.QueryRouteRequest(topic=topic).SerializeToString())
+    assert asked.topic.SerializeToString() == b"\x12\x06orders", "a route repeats the topic for each queue"
+    command = b"\x12" + bytes([len(unknown)]) + unknown
+    assert parse_request(wire.TelemetryCommand, command).SerializeToString() == command
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 400])
