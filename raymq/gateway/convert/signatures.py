@@ -39,7 +39,10 @@ def authenticate(authorization: str, date_time: str, secret_of: Callable[[str], 
     parts: dict[str, str] = dict(_PART.findall(rest))
     user, text = parts.get("Credential", ""), parts.get("Signature", "")
     if algorithm != _ALGORITHM or not user or not text:
-        raise AuthenticationError("the call is not signed: give the client an access key and its secret")
+        raise AuthenticationError(
+            "the call is not signed: give the client a user's name as access key, and the secret that "
+            "`raymq user gateway-secret USER` prints"
+        )
     _check_date(date_time, now_s)
     secret = secret_of(user)
     # an unknown user takes the time of a known user
@@ -49,7 +52,9 @@ def authenticate(authorization: str, date_time: str, secret_of: Callable[[str], 
     except ValueError:
         signature = b""
     if secret is None or not hmac.compare_digest(signature, expected):
-        raise AuthenticationError("no user has this access key and secret")
+        raise AuthenticationError(
+            "no user has this access key and secret; `raymq user gateway-secret USER` prints the secret"
+        )
     return user
 
 
@@ -59,4 +64,6 @@ def _check_date(date_time: str, now_s: float) -> None:
     except ValueError:
         raise AuthenticationError("the header x-mq-date-time is no time such as 20260131T235959Z") from None
     if abs(signed_s - now_s) > SKEW_MAX_S:
-        raise AuthenticationError("the time in x-mq-date-time is too far from the gateway's clock")
+        raise AuthenticationError(
+            "the time in x-mq-date-time is too far from the gateway's clock: set the client's clock"
+        )
