@@ -86,6 +86,7 @@ SHARING = {
     "three replicas": (
         "chaos/processes/test_overlapping_faults.py",
         "chaos/processes/test_kill_gateways.py",
+        "chaos/clients/test_official_kills.py",
         "chaos/failovers/test_replicas.py",
         "chaos/failovers/test_leases_over_failovers.py",
         "chaos/failovers/test_damaged_logs.py",

@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,17 @@ from raymq.gateway.convert.times import duration
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from tests.support.cases import chaos_seed
-from tests.support.clusters.cluster import actor_processes, one_group
+from tests.support.clusters.cluster import one_group
+from tests.support.gateway.faults import KINDS, GatewayFaults
 from tests.support.gateway.gateway_client import GatewayClient
 from tests.support.gateway.gateways import running_gateway
 from tests.support.history.checker import check
 from tests.support.history.history import Operation, Outcome, Sent
-from tests.support.history.waiting import eventually
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import RayReplicas
 
 SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 SECONDS = float(os.environ.get("RAYMQ_CHAOS_SECONDS", "120"))
-KINDS = ("gateway", "broker", "master")
 SHORT = (*KINDS, "gateway and master")
 REPLICAS = 3
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
@@ -164,40 +163,15 @@ async def connected(endpoints: str) -> AsyncIterator[GatewayClient]:
         yield GatewayClient(channel, 0, None)  # type: ignore[arg-type]
 
 
-class Faults:
-    """Kills processes. `kills`: the number of kills of each kind."""
-
-    def __init__(self, replicas: RayReplicas, dice: random.Random) -> None:
-        self._replicas, self._dice = replicas, dice
-        self.kills: Counter[str] = Counter()
-
-    def order(self) -> Iterator[str]:
-        """Yield the kind of the next fault."""
-        if not SOAK:
-            yield from self._dice.sample(SHORT, len(SHORT))
-            return
-        for kind in SHORT[:3]:
-            until_s = time.monotonic() + SECONDS
-            while time.monotonic() < until_s:
-                yield kind
-
-    def inject(self, kind: str) -> None:
-        """Kill the processes of a kind, and wait for a new master if the master was killed."""
-        if "gateway" in kind:
-            self._kill("Gateway")
-        if "broker" in kind:
-            self._kill("Broker")
-        if "master" in kind:
-            before = self._replicas.settled() if kind == "master" else self._replicas.led()
-            self._replicas.kill(before["master"])
-            self._replicas.led_after(before["epoch"])
-        self.kills.update(kind.split(" and "))
-        print(f"{time.monotonic():.2f} killed: {kind}")
-
-    def _kill(self, actor: str) -> None:
-        processes: Callable[[], Sequence[Any]] = lambda: actor_processes(actor)  # noqa: E731
-        found = eventually(processes, f"a process of a {actor}")
-        self._dice.choice(sorted(found, key=lambda process: process.pid)).kill()
+def fault_kinds(dice: random.Random) -> Iterator[str]:
+    """Yield the kind of the next fault."""
+    if not SOAK:
+        yield from dice.sample(SHORT, len(SHORT))
+        return
+    for kind in KINDS:
+        until_s = time.monotonic() + SECONDS
+        while time.monotonic() < until_s:
+            yield kind
 
 
 @pytest.fixture
@@ -220,7 +194,7 @@ def test_killed_gateways_brokers_and_masters_lose_double_and_reorder_nothing(
     lanes = [Lane(number, topic) for number in range(SENDERS * GROUPS)]
     first: dict[int, list[Sent]] = defaultdict(list)
     seen: set[Sent] = set()
-    faults = Faults(replicas, dice)
+    faults = GatewayFaults(replicas, dice)
 
     async def scenario(endpoints: str) -> None:
         stopping, ending = asyncio.Event(), asyncio.Event()
@@ -244,7 +218,7 @@ def test_killed_gateways_brokers_and_masters_lose_double_and_reorder_nothing(
             for number in range(CONSUMERS)
         ]
         await progress(senders)
-        for kind in faults.order():
+        for kind in fault_kinds(dice):
             await asyncio.to_thread(faults.inject, kind)
             await progress(senders)
         stopping.set()

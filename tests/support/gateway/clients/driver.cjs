@@ -148,24 +148,33 @@ const requests = {
     return message.receiptHandle;
   },
 
-  // Sends messages in the background until `end_load`, one after another, each with a text of its own.
-  async start_load({ name, topic, prefix, pause_s }) {
-    const one = { stopped: false, sent: [], failed: [] };
-    const run = async () => {
+  // Sends messages in the background until `end_load`, one after another, each with a text of its own. `groups`: the
+  // number of message groups, which send at the same time. The text of a message is then the group's number, a colon, and
+  // the message's number in the group.
+  async start_load({ name, topic, prefix, pause_s, groups = 0 }) {
+    const one = { stopped: false, sent: [], failed: [], counts: Array(Math.max(groups, 1)).fill(0) };
+    const run = async index => {
       for (let number = 0; !one.stopped; number++) {
         await pause(pause_s);
-        const body = `${prefix}-${number}`;
+        const body = groups ? `${index}:${number}` : `${prefix}-${number}`;
+        const group = groups ? `${prefix}-${index}` : undefined;
         const begin = Date.now();
         try {
-          await clients.get(name).send(made({ topic, body }));
+          await clients.get(name).send(made({ topic, body, group }));
           one.sent.push([body, begin, Date.now()]);
+          one.counts[index]++;
         } catch (error) {
           one.failed.push([body, begin, Date.now(), String(error)]);
         }
       }
     };
-    one.running = run();
+    one.running = Promise.all(one.counts.map((_, index) => run(index)));
     loads.set(name, one);
+  },
+
+  // Returns how many messages of a load have been sent, for each message group.
+  async load_counts({ name }) {
+    return loads.get(name).counts;
   },
 
   async end_load({ name }) {

@@ -177,31 +177,43 @@ class Requests:
             self._received[message.receipt_handle] = message
         return message.receipt_handle
 
-    def start_load(self, name, topic, prefix, pause_s):
-        """Send messages in the background until `end_load`, one after another, each with a text of its own."""
-        stopped, sent, failed = threading.Event(), [], []
+    def start_load(self, name, topic, prefix, pause_s, groups=0):
+        """Send messages in the background until `end_load`, one after another, each with a text of its own.
 
-        def run():
+        `groups`: the number of message groups, which send at the same time. The text of a message is then the group's
+        number, a colon, and the message's number in the group.
+        """
+        stopped, sent, failed, counts = threading.Event(), [], [], [0] * max(groups, 1)
+
+        def run(index):
             number = 0
             while not stopped.wait(pause_s):
-                body, begin_ms = f"{prefix}-{number}", now_ms()
+                body, begin_ms = f"{index}:{number}" if groups else f"{prefix}-{number}", now_ms()
                 number += 1
                 try:
-                    self._clients[name].send(made(topic, body))
+                    self._clients[name].send(made(topic, body, group=f"{prefix}-{index}" if groups else None))
                 except Exception as error:
                     failed.append([body, begin_ms, now_ms(), repr(error)])
                 else:
                     sent.append([body, begin_ms, now_ms()])
+                    counts[index] += 1
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        self._loads[name] = stopped, thread, sent, failed
+        threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(counts))]
+        for thread in threads:
+            thread.start()
+        self._loads[name] = stopped, threads, sent, failed, counts
+
+    def load_counts(self, name):
+        """Return how many messages of a load have been sent, for each message group."""
+        return self._loads[name][-1]
 
     def end_load(self, name):
-        stopped, thread, sent, failed = self._loads.pop(name)
+        stopped, threads, sent, failed, _ = self._loads.pop(name)
         stopped.set()
-        thread.join(LOAD_END_S)
-        return {"sent": sent, "failed": failed, "ended": not thread.is_alive()}
+        until_s = time.monotonic() + LOAD_END_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return {"sent": sent, "failed": failed, "ended": not any(thread.is_alive() for thread in threads)}
 
 
 def main():
