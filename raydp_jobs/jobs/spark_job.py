@@ -1,10 +1,8 @@
-"""Common parts of the jobs that need Spark: connection, session, progress of tasks, and one-line errors."""
+"""Common parts of the jobs that need Spark: connection, session, and one-line errors."""
 
 from __future__ import annotations
 
 import re
-import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from raymq.common.names import check_topic
 from raymq.tools.cli.options import DURATION
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import client_of
-from raymq.tools.cli.terminal.progress import Counter, counting, steps
+from raymq.tools.cli.terminal.progress import steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +31,6 @@ PARTITIONS_PER_CORE: Final = 4
 """Number of Spark partitions per core for a job's aggregated results. Spark's default of 200 partitions is too many for
 the few rows of such results."""
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
-_LOOK_S: Final = 0.25
-"""Seconds between two queries of Spark's task counts, while a progress bar is shown."""
 _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 """Matches a line of a traceback that names an exception."""
 
@@ -178,34 +174,3 @@ def job_error(text: str) -> RaymqError:
     others = [f"{name}: {reason}" for name, reason in named if not name.startswith(("Spark", "Python", "Py4J"))]
     first_line = text.strip().partition("\n")[0]
     return RaymqError(f"Spark could not finish: {[*others, first_line][0]}")
-
-
-@contextmanager
-def tasks_counted(spark: SparkSession, description: str, *, quiet: bool) -> Iterator[None]:
-    """Show a progress bar of the Spark tasks that the `with` block starts and finishes. Shows nothing if standard error
-    is not a terminal."""
-    with counting(description, talks=quiet) as counter:
-        if not counter.shown:
-            yield
-            return
-        context, group, over = spark.sparkContext, uuid.uuid4().hex, threading.Event()
-        context.setJobGroup(group, description)
-        watch = threading.Thread(target=_show_tasks, args=(context, group, counter, over), daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watch.join()
-            context.setLocalProperty("spark.jobGroup.id", None)
-
-
-def _show_tasks(context: Any, group: str, counter: Counter, over: threading.Event) -> None:
-    tracker, shown = context.statusTracker(), 0
-    while not over.wait(_LOOK_S):
-        jobs = [info for number in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(number))]
-        stages = [info for one in jobs for number in one.stageIds if (info := tracker.getStageInfo(number))]
-        done = sum(stage.numCompletedTasks for stage in stages)
-        counter.expect(sum(stage.numTasks for stage in stages))
-        counter.advance(done - shown)
-        shown = done

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from raydp_jobs.jobs.pictures import check_picture, save_picture
-from raydp_jobs.jobs.spark_job import SessionSize, check_topics, spark_job, spark_options, tasks_counted
+from raydp_jobs.jobs.spark_job import SessionSize, check_topics, spark_job, spark_options
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
 from raydp_jobs.jobs.topic_report import check_report, report, save_report
@@ -38,6 +38,7 @@ from raymq.tools.cli.terminal.output import (
     print_value,
     quiet_option,
 )
+from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -66,19 +67,24 @@ def run(
 
     Raises InvalidArgumentError for more than BUCKETS_MAX buckets, and the errors of `read_topic`.
     """
-    from raydp_jobs.source.reader import read_topic
+    from raydp_jobs.source.read_progress import ReadProgress
+    from raydp_jobs.source.reader import open_topic
 
-    messages = read_topic(
-        spark,
-        topics,
-        columns=["topic", "tags", "keys", "body_size", "store_timestamp"],
-        tags=tags,
-        client=client,
-        **period.scan_options(),
-    )
-    counts = counted(lean(period.of(messages)), every_s).persist()
-    try:
-        with tasks_counted(spark, f"reading {', '.join(topics)}", quiet=quiet):
+    with (
+        counting(f"reading {', '.join(topics)}", talks=quiet) as counter,
+        ReadProgress(counter.expect, counter.advance) as progress,
+    ):
+        messages = open_topic(
+            spark,
+            topics,
+            columns=["topic", "tags", "keys", "body_size", "store_timestamp"],
+            tags=tags,
+            client=client,
+            progress=progress,
+            **period.scan_options(),
+        )
+        counts = counted(lean(period.of(messages)), every_s).persist()
+        try:
             found = counts.select("topic", "start").distinct().count()
             if found > BUCKETS_MAX:
                 raise InvalidArgumentError(
@@ -89,8 +95,8 @@ def run(
             of_tags = tag_totals(counts).collect()
             common = common_tags([row.asDict() for row in of_tags], top)
             of_buckets = buckets(counts, common).collect()
-    finally:
-        counts.unpersist()
+        finally:
+            counts.unpersist()
     return figures(topics, of_topics, common, of_buckets)
 
 

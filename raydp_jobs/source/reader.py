@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from raydp_jobs.source.locality import numbered_partitions, preferred_hosts
 from raydp_jobs.source.losses import count_losses
+from raydp_jobs.source.read_progress import ReadProgress, counted
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
 from raymq.client.client import Client, connect
 from raymq.client.consumer.subscription import ALL, Subscription
@@ -113,6 +114,36 @@ def read_topic(
     deleted before they were read. Without it, the job skips these messages, and a warning in the driver's log
     (`raydp_jobs.source.losses`) names their offsets.
     """
+    return open_topic(
+        spark,
+        topic,
+        columns=columns,
+        tags=tags,
+        expression=expression,
+        unreadable=unreadable,
+        min_partitions=min_partitions,
+        partition_bytes=partition_bytes,
+        client=client,
+        **options,
+    )
+
+
+def open_topic(
+    spark: SparkSession,
+    topic: str | Sequence[str] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    tags: str = ALL,
+    expression: SqlFilter | None = None,
+    unreadable: Unreadable = "null",
+    min_partitions: int | None = None,
+    partition_bytes: int | None = None,
+    client: Client | None = None,
+    progress: ReadProgress | None = None,
+    **options: Unpack[ScanOptions],
+) -> DataFrame:
+    """Return the DataFrame of `read_topic`. `progress`: is told how many messages the plan has, and how many of them
+    the tasks have read. Raises the errors of `read_topic`."""
     wanted = Subscription.parse("any", tags).tags
     sql = text_of(expression)
     schema = spark_schema(columns)
@@ -131,13 +162,19 @@ def read_topic(
         hosts = preferred_hosts(NamespacedRoutes(connection.routes, connection.names), partitions)
         address = address_of_cluster(connection)
         creations = source.creations({one.topic for part in partitions for one in part.ranges}) if partitions else {}
+    if progress is not None:
+        progress.on_plan(sum(one.size for part in partitions for one in part.ranges))
     if not partitions:
         return spark.createDataFrame([], schema)
 
     losses = count_losses(spark)
+    done = None if progress is None else progress.counter(spark)
 
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        chosen = (one for batch in rows for index in batch.column(0).to_pylist() for one in partitions[index].ranges)
+        parts = (partitions[index] for batch in rows for index in batch.column(0).to_pylist())
+        chosen: Iterable[OffsetRange] = (one for part in parts for one in part.ranges)
+        if done is not None:
+            chosen = counted(chosen, done.add)
         return read_ranges(
             chosen,
             address,

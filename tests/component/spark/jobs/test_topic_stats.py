@@ -44,7 +44,7 @@ def topics(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = frame(spark, [row for row in ROWS if row[0] in topics])
         return rows.withColumn("body_size", octet_length("body")).select(columns)
 
-    monkeypatch.setattr(reader, "read_topic", read)
+    monkeypatch.setattr(reader, "open_topic", read)
 
 
 def run(spark: SparkSession, *names: str, **options: Any) -> list[Any]:

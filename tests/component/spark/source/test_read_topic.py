@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 import raymq
 from raydp_jobs.source import locality, reader
-from raydp_jobs.source.reader import SPARK_SCHEMA, read_topic
+from raydp_jobs.source.read_progress import ReadProgress
+from raydp_jobs.source.reader import SPARK_SCHEMA, open_topic, read_topic
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange, ScanOptions
 from raymq.common.errors import InvalidArgumentError, TopicNotExistError
@@ -26,6 +27,7 @@ from raymq.common.protocol.route import BrokerData, TopicRoute
 from raymq.records.format.encode import EncodedBatch
 from storage.message_store import MessageStore
 from storage.retention import cleaner
+from tests.support.history.waiting import eventually
 from tests.support.spark.near_store import NearStore
 from tests.support.stores.clocks import let_pass
 from tests.support.stores.lying_bodies import lying_batch, lying_bodies
@@ -85,6 +87,21 @@ def test_every_message_comes_once_with_all_of_its_columns(spark: SparkSession, t
     assert sorted(rows) == list(range(COUNT))
     assert all(bytes(row.body).startswith(b"orders %d " % number) for number, row in rows.items())
     assert all(row.tags == TAGS[number % 3] and row.topic == "orders" for number, row in rows.items())
+
+
+def test_a_job_learns_how_many_messages_are_planned_and_read(spark: SparkSession, topics: Topics) -> None:
+    planned: list[int] = []
+    read: list[int] = []
+    with ReadProgress(planned.append, read.append) as progress:
+        frame = open_topic(spark, "orders", tags="paid", min_partitions=4, client=topics.near, progress=progress)
+        assert (planned, read) == ([COUNT], [])
+        # Skipped messages count as read, so the progress ends at the planned number.
+        assert frame.count() == COUNT // len(TAGS)
+        eventually(lambda: sum(read) == COUNT, "the numbers of all tasks")
+        assert len(read) >= 4
+    frame.count()
+    assert sum(read) == COUNT
+    assert open_topic(spark, "orders", client=topics.near).count() == COUNT
 
 
 def test_optional_columns_are_read_on_request(spark: SparkSession, topics: Topics) -> None:
