@@ -43,6 +43,7 @@ from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
+from raymq.gateway.webhooks.deliveries import WebhookDeliveries, deliveries_of
 from raymq.gateway.wire.parsing import SEND_BYTES_MAX
 from raymq.telemetry.metrics.reporter import Reporter
 
@@ -70,6 +71,7 @@ class Gateway:
         """Set after the first start has succeeded or failed."""
         self._logged = ""
         self._service: GatewayService | None = None
+        self._webhooks: WebhookDeliveries | None = None
         self._processes = 1
         """Number of gateway processes of the cluster, at the last count."""
         self._stopping = asyncio.Event()
@@ -115,9 +117,11 @@ class Gateway:
 
     def _report(self, reporter: Reporter) -> None:
         """Report the metrics of the calls, once the gateway serves."""
-        service = self._service
+        service, webhooks = self._service, self._webhooks
         if service is not None:
             service.report(reporter)
+        if webhooks is not None:
+            webhooks.report(reporter)
 
     # The methods below run in the thread of the event loop.
 
@@ -176,6 +180,9 @@ class Gateway:
             state = None if server is None else lambda: server.authorizer.state
             access = GatewayAccess(state, gateways=lambda: self._processes)
             service = GatewayService(cluster, address, access)
+            webhooks = deliveries_of(client, cluster, options) if options.webhook_hosts else None
+            if webhooks is not None:
+                stack.push_async_callback(webhooks.close)
             shares_port = options.processes > 1
             front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX, shares_port=shares_port)
             fronts: list[GrpcFront | HttpFront] = [front]
@@ -185,17 +192,21 @@ class Gateway:
             stack.callback(service.end_receives)
             await front.start(options.host, options.port, _certificate(self._settings))
             if options.http_port:
-                http = http_front_of(client, service.handlers(), cluster, access, shares_port=shares_port)
+                http = http_front_of(client, service.handlers(), cluster, access, webhooks, shares_port=shares_port)
                 fronts.append(http)
                 await http.start(options.host, options.http_port, _certificate(self._settings))
-            self._service, self._failure, self._logged = service, None, ""
+            self._service, self._webhooks, self._failure, self._logged = service, webhooks, None, ""
             self._tried.set()
-            await self._until_stopping(service, counts=server is not None)
+            await self._until_stopping(service, webhooks, counts=server is not None)
 
-    async def _until_stopping(self, service: GatewayService, *, counts: bool) -> None:
-        """Run the service until the gateway is closed. Raises the error with which the service ended, if it ended.
-        `counts`: True also counts the gateway processes."""
+    async def _until_stopping(
+        self, service: GatewayService, webhooks: WebhookDeliveries | None, *, counts: bool
+    ) -> None:
+        """Run the service and the web hooks until the gateway is closed. Raises the error with which one of them ended,
+        if it ended. `counts`: True also counts the gateway processes."""
         tasks = [asyncio.ensure_future(service.run()), asyncio.ensure_future(self._stopping.wait())]
+        if webhooks is not None:
+            tasks.append(asyncio.ensure_future(webhooks.run()))
         if counts:
             tasks.append(asyncio.ensure_future(self._count_processes()))
         try:

@@ -6,7 +6,9 @@ names that the caller's routes and administration know.
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 from raymq.client.producer.queue_selector import select_queue_by_hash
@@ -21,6 +23,19 @@ STATES_MAX: Final = 64
 """Maximum number of stored states that are read for one task, newest first."""
 TASK_PROPERTY: Final = "task"
 ERROR_PROPERTY_BYTES_MAX: Final = 1000
+WEBHOOK_TAG: Final = "WEBHOOK"
+WEBHOOK_KEY_SUFFIX: Final = "-webhook"
+"""The key of the message with a task's web hook is the task's id with this suffix. So the states of a task are found
+without the web hook."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWebhook:
+    """The URL that is called at the end of a task. `queue`: the task queue, as the sender of the task named it."""
+
+    task_id: str
+    url: str
+    queue: str
 
 
 class StateRoutes(Protocol):
@@ -55,15 +70,49 @@ def state_message(results: str, state: StateRecord, body: bytes) -> Message:
     return Message(results, body, tags=state.state.value, keys=(state.task_id,))
 
 
-def task_history(routes: StateRoutes, queries: KeyQueries, results: str, task_id: str) -> TaskHistory:
-    """Return the history of a task from all of its states in the topic `results`, including the most recent. Raises
-    ServiceNotAvailableError if the broker group with these states is unavailable."""
+def webhook_message(results: str, webhook: TaskWebhook) -> Message:
+    """Return the message of a task's web hook for the topic `results`. Store the message before the task, with the
+    task's id as its sharding key."""
+    body = json.dumps(asdict(webhook), separators=(",", ":")).encode()
+    return Message(results, body, tags=WEBHOOK_TAG, keys=(webhook.task_id + WEBHOOK_KEY_SUFFIX,))
+
+
+def task_webhook(routes: StateRoutes, queries: KeyQueries, results: str, task_id: str) -> TaskWebhook | None:
+    """Return the web hook of a task; None if the topic `results` has none. Raises ServiceNotAvailableError if the
+    broker group with the web hook is unavailable."""
+    own, key = _own_broker(routes, results, task_id), task_id + WEBHOOK_KEY_SUFFIX
+    for broker_name in (own, None):  # all broker groups, if the result topic had other queues then
+        for message in queries.query_by_key(results, key, max_messages=STATES_MAX, broker_name=broker_name):
+            webhook = None if message.body_error is not None else _decode_webhook(message.body)
+            if webhook is not None and webhook.task_id == task_id:
+                return webhook
+    return None
+
+
+def _decode_webhook(body: bytes) -> TaskWebhook | None:
+    try:
+        fields = json.loads(body)
+        found = TaskWebhook(fields["task_id"], fields["url"], fields["queue"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if all(isinstance(text, str) for text in asdict(found).values()) else None
+
+
+def _own_broker(routes: StateRoutes, results: str, task_id: str) -> str:
+    """Return the broker group that has the states of a task."""
     route = routes.wait(results, ROUTE_TIMEOUT_S)
     own = select_queue_by_hash(route.require_all_queues(), Message(results, b"-"), task_id).broker_name
     if own not in route.brokers:
         raise ServiceNotAvailableError(
             f"broker group {own!r}, which has the states of task {task_id!r}, is not available; see `raymq status`"
         )
+    return own
+
+
+def task_history(routes: StateRoutes, queries: KeyQueries, results: str, task_id: str) -> TaskHistory:
+    """Return the history of a task from all of its states in the topic `results`, including the most recent. Raises
+    ServiceNotAvailableError if the broker group with these states is unavailable."""
+    own = _own_broker(routes, results, task_id)
     states = _states(queries, results, task_id, own)
     if not any(state.state is TaskState.PENDING for state in states):
         # The task's first state (PENDING) was not found in the expected broker group. Either the task is unknown, or

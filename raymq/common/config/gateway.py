@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from raymq.common.config.metrics import MetricsSettings
 from raymq.common.config.section import SettingsSection
 from raymq.common.config.values import is_loopback
+from raymq.common.config.webhook_hosts import WEBHOOK_HOSTS_MAX, WebhookHosts
 from raymq.common.names import GatewayName
 
 PROCESSES_MAX: Final = 64
@@ -47,6 +48,13 @@ class GatewayOptions(SettingsSection):
     """The file of the TLS certificate's private key."""
     insecure: bool = False
     """`true`: allow connections without TLS from other machines, if `access.enable` is off."""
+    webhook_hosts: Annotated[tuple[str, ...], Field(max_length=WEBHOOK_HOSTS_MAX)] = ()
+    """The hosts that web hooks at the end of tasks may call: `hooks.example.org`, `*.example.org`, and addresses or
+    networks such as `10.0.0.0/8`. `http://` before an entry also allows calls without TLS. Private addresses must be
+    named as addresses. Without an entry, web hooks are refused."""
+    webhook_secret: Path | None = None
+    """The file, on each of the gateway's nodes, with the key that signs the calls of web hooks. A changed file is used
+    for the next call."""
 
     @field_validator("advertise")
     @classmethod
@@ -55,7 +63,13 @@ class GatewayOptions(SettingsSection):
             parse_address(text)
         return text
 
-    @field_validator("tls_cert", "tls_key")
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _are_hosts(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        WebhookHosts.parse(entries)
+        return entries
+
+    @field_validator("tls_cert", "tls_key", "webhook_secret")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
         if path is not None and not path.is_absolute() and path.parts[:1] != ("~",):
@@ -66,6 +80,10 @@ class GatewayOptions(SettingsSection):
     def _is_safe(self) -> GatewayOptions:
         if self.http_port == self.port:
             raise ValueError(f"http_port and port are both {self.port}: set different ports")
+        if self.webhook_hosts and not self.http_port:
+            raise ValueError("webhook_hosts needs http_port, because tasks with web hooks are sent over HTTP")
+        if self.webhook_secret is not None and not self.webhook_hosts:
+            raise ValueError("webhook_secret has no effect without webhook_hosts: name the hosts of web hooks")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together: set both, or neither")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):

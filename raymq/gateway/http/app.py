@@ -30,7 +30,7 @@ from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.http.answers import PROBLEM, json_answer, problem_of
 from raymq.gateway.http.bodies import RequestBodies
 from raymq.gateway.http.calls import CLIENT_LEFT, MessageCalls
-from raymq.gateway.http.openapi import Endpoint, QueryParameter, document
+from raymq.gateway.http.openapi import Endpoint, QueryParameter, Webhook, document
 from raymq.gateway.http.server import HttpFront
 from raymq.gateway.http.shapes import (
     AckAnswer,
@@ -48,8 +48,9 @@ from raymq.gateway.http.shapes import (
     TaskAnswer,
 )
 from raymq.gateway.http.tails import HTTP_TAIL_RATE, HTTP_TAILS_MAX, TailCalls
-from raymq.gateway.http.tasks import Histories, TaskCalls, histories_of
+from raymq.gateway.http.tasks import Histories, TaskCalls, TaskWebhooks, histories_of
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.webhooks.event import TASK_ENDED, WebhookEvent
 from raymq.gateway.wire.enums import Code
 
 _NUMBER: Final = {"type": "number"}
@@ -114,6 +115,19 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     "openapi": Endpoint("GET", "/v1/openapi.json", "Return this document.", answer=dict[str, Any], has_user=False),
 }
 """The endpoints by name. `create_http_app` has the function of each."""
+WEBHOOKS: Final[dict[str, Webhook]] = {
+    TASK_ENDED: Webhook(
+        "The gateway calls the `webhook` of a task at the task's end, at least once. Answer with a status 2xx.",
+        WebhookEvent,
+        {
+            "webhook-id": "Names this end of the task. A repeated call has the same id.",
+            "webhook-timestamp": "Time of the call in s since 1970.",
+            "webhook-signature": "If the gateway has a key: `v1,` and the base64 of the HMAC-SHA256 over "
+            "`ID.TIMESTAMP.BODY`.",
+        },
+    )
+}
+"""The requests that the gateway sends, by event."""
 
 PAGE_REFUSED: Final = (
     "the gateway answers no web pages, because access control is off: send the request from a program, or turn on "
@@ -124,13 +138,18 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 def create_http_app(
-    handlers: Handlers, cluster: GatewayCluster, access: GatewayAccess, tails: Tails, histories: Histories
+    handlers: Handlers,
+    cluster: GatewayCluster,
+    access: GatewayAccess,
+    tails: Tails,
+    histories: Histories,
+    webhooks: TaskWebhooks | None = None,
 ) -> Starlette:
     """Build the HTTP face. `handlers`: the service's table of calls. `tails`: the live tails, which the caller closes.
-    `histories`: reads the states of tasks."""
+    `histories`: reads the states of tasks. `webhooks`: the web hooks of tasks; None if they are off."""
     bodies = RequestBodies(lambda: cluster.max_body_bytes)
-    calls, tasks = MessageCalls(handlers, bodies), TaskCalls(cluster, access, bodies, histories)
-    described = document(list(ENDPOINTS.values()))
+    calls, tasks = MessageCalls(handlers, bodies), TaskCalls(cluster, access, bodies, histories, webhooks)
+    described = document(list(ENDPOINTS.values()), WEBHOOKS)
 
     async def openapi(request: Request) -> Response:
         return json_answer(described)
@@ -205,16 +224,22 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
 
 
 def http_front_of(
-    client: Client, handlers: Handlers, cluster: GatewayCluster, access: GatewayAccess, *, shares_port: bool
+    client: Client,
+    handlers: Handlers,
+    cluster: GatewayCluster,
+    access: GatewayAccess,
+    webhooks: TaskWebhooks | None,
+    *,
+    shares_port: bool,
 ) -> HttpFront:
     """Return the HTTP server of a gateway process, ready to start in the running event loop. `client`: a client without
-    a namespace. `handlers`: the service's table of calls. `shares_port`: True if several processes listen at one
-    port."""
+    a namespace. `handlers`: the service's table of calls. `webhooks`: the web hooks of tasks; None if they are off.
+    `shares_port`: True if several processes listen at one port."""
 
     async def read_tail(topic: str, positions: Positions | None, most: int) -> Arrived:
         # not in the threads of the cluster's calls: a tail of a broker that is away must not delay them
         return await asyncio.to_thread(partial(client.admin.tail, topic, positions, max_messages=most))
 
     tails = Tails(read_tail, rate=HTTP_TAIL_RATE, max_viewers=HTTP_TAILS_MAX, limit="one gateway process")
-    app = create_http_app(handlers, cluster, access, tails, histories_of(client))
+    app = create_http_app(handlers, cluster, access, tails, histories_of(client), webhooks)
     return HttpFront(app, tails, shares_port=shares_port)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,9 +44,20 @@ class Endpoint:
     has_user: bool = True
 
 
-def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI document of the endpoints, as JSON values."""
-    types = [ErrorAnswer, SentMessage]
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """A request that the gateway sends. `body`: the type of its JSON. `headers`: the meaning of each header."""
+
+    summary: str
+    body: Any
+    headers: Mapping[str, str]
+
+
+def document(endpoints: Sequence[Endpoint], webhooks: Mapping[str, Webhook] | None = None) -> dict[str, Any]:
+    """Return the OpenAPI document of the endpoints, as JSON values. `webhooks`: the requests that the gateway sends, by
+    event."""
+    webhooks = webhooks or {}
+    types = [ErrorAnswer, SentMessage, *(one.body for one in webhooks.values())]
     for one in endpoints:
         types += [kind for kind in (one.request, one.answer, *one.events.values()) if kind is not None]
     found, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
@@ -62,6 +73,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "openapi": OPENAPI_VERSION,
         "info": {"title": "raymq gateway", "version": API_VERSION},
         "paths": paths,
+        "webhooks": {name: {"post": _sent(one, schemas)} for name, one in webhooks.items()},
         "components": {"schemas": components, "securitySchemes": {"token": token}},
     }
 
@@ -103,6 +115,20 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     if one.has_user:
         operation["security"] = [{}, {"token": []}]
     return operation
+
+
+def _sent(one: Webhook, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation of a request that the gateway sends."""
+    headers = [
+        {"name": name, "in": "header", "description": meaning, "schema": {"type": "string"}}
+        for name, meaning in one.headers.items()
+    ]
+    return {
+        "summary": one.summary,
+        "parameters": headers,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schemas[str(one.body)]}}},
+        "responses": {"2XX": {"description": "The event is accepted."}},
+    }
 
 
 def _content(one: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
+from raymq.common.config.webhook_hosts import URL_CHARACTERS_MAX
 from raymq.common.message import TIMER_DELAY_MAX_MS
 from raymq.common.numbers import NUMBER_MAX, POINT_IN_TIME_MS
 from raymq.common.protocol.pop import INVISIBLE_MAX_MS, INVISIBLE_MIN_MS
@@ -141,7 +142,7 @@ class Skipped(Struct, kw_only=True):
 
 class NewTask(Struct, kw_only=True, forbid_unknown_fields=True):
     """A task for the Ray Serve deployment of a task queue. `name` is its handler's name. `result_topic` is given if the
-    deployment has its own."""
+    deployment has its own. `webhook` is a URL that the gateway calls at the task's end."""
 
     queue: str
     name: str
@@ -151,6 +152,7 @@ class NewTask(Struct, kw_only=True, forbid_unknown_fields=True):
     delay_s: Delay | None = None
     deliver_at_ms: DeliverAt | None = None
     result_topic: str | None = None
+    webhook: Annotated[str, Meta(max_length=URL_CHARACTERS_MAX)] | None = None
 
 
 class TaskAnswer(Struct, kw_only=True):

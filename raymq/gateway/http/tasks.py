@@ -3,6 +3,9 @@
 A task and its states are messages (`raymq.serve.task_messages`), so any gateway process answers about any task. The
 topics of the queue must exist: the deployment creates them when it starts. A new task has an id that the gateway makes,
 so a repeated request makes a second task.
+
+A task with a web hook has a message with its URL in the result topic, which is stored before the task. So the end of
+each such task finds the URL (`raymq.gateway.webhooks`).
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from raymq.client.client import Client
+from raymq.common.message import Message
 from raymq.gateway.calls import CallContext
 from raymq.gateway.clients.access import GatewayAccess, reads, sends
 from raymq.gateway.convert.names import namespace_of, topic_of
@@ -28,19 +32,27 @@ from raymq.gateway.http.calls import NAMESPACE, call_of
 from raymq.gateway.http.requests import deliver_at, only, parsed
 from raymq.gateway.http.shapes import NewTask, TaskAnswer
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.webhooks.ends import WEBHOOK_ID_PREFIX
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.serve.config import RESULTS_SUFFIX
 from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, is_task_id
-from raymq.serve.task_messages import state_message, task_history, task_message
+from raymq.serve.task_messages import TaskWebhook, state_message, task_history, task_message, webhook_message
 
 RESULT_TTL_S: Final = 86_400.0
 """Time in seconds for which the state of an ended task is returned: the default of Ray Serve's adapter."""
 
 Histories = Callable[[str, str], TaskHistory]
 """Returns the history of a task from a result topic and the task's id. The call blocks."""
+
+
+class TaskWebhooks(Protocol):
+    """The web hooks of this gateway (`raymq.gateway.webhooks.deliveries.WebhookDeliveries`)."""
+
+    def check(self, url: str) -> None: ...
+    async def register(self, topic: str) -> None: ...
 
 
 def histories_of(client: Client) -> Histories:
@@ -50,15 +62,21 @@ def histories_of(client: Client) -> Histories:
 
 
 class TaskCalls:
-    """The endpoints of tasks."""
+    """The endpoints of tasks. `webhooks`: the web hooks at the ends of tasks; None if they are off."""
 
     def __init__(
-        self, cluster: GatewayCluster, access: GatewayAccess, bodies: RequestBodies, histories: Histories
+        self,
+        cluster: GatewayCluster,
+        access: GatewayAccess,
+        bodies: RequestBodies,
+        histories: Histories,
+        webhooks: TaskWebhooks | None = None,
     ) -> None:
         self._cluster, self._access, self._bodies, self._histories = cluster, access, bodies, histories
+        self._webhooks = webhooks
 
     async def send(self, request: Request) -> Response:
-        """Store a task and its first state. Both are durable when the answer arrives."""
+        """Store a task, its first state, and its web hook if it has one. All are durable when the answer arrives."""
         only(request.query_params)
         call = self._access.authenticated(call_of(request))
         async with self._bodies.read(request, messages=1) as body:
@@ -67,18 +85,42 @@ class TaskCalls:
             self._access.require(call, sends(queue), sends(results))
             await self._cluster.route(queue)
             await self._cluster.route(results)
-            now_s = time.time()
-            task = Task.of(uuid.uuid4().hex, asked.name, asked.args, asked.kwargs, now_s)
+            now_s, prefix = time.time(), ""
+            if asked.webhook is not None:
+                await self._allow_webhook(call, results, asked.webhook)
+                prefix = WEBHOOK_ID_PREFIX
+            task = Task.of(prefix + uuid.uuid4().hex, asked.name, asked.args, asked.kwargs, now_s)
             message = task_message(queue, task, deliver_at(asked.delay_s, asked.deliver_at_ms, round(now_s * 1000)))
             state = StateRecord.of(task, TaskState.PENDING, now_s)
             told = state_message(results, state, state.encode())
-            self._access.take_sent(call, len(message.body) + len(told.body), 2)
+            before: list[Message] = []
+            if asked.webhook is not None:
+                before.append(webhook_message(results, TaskWebhook(task.id, asked.webhook, asked.queue)))
+            sent = [message, told, *before]
+            self._access.take_sent(call, sum(len(one.body) for one in sent), len(sent))
             producer = self._cluster.producer
+            for one in before:
+                await producer.send(one, sharding_key=task.id)
             await asyncio.gather(
                 producer.send(message, sharding_key=asked.sharding_key), producer.send(told, sharding_key=task.id)
             )
         query = {"queue": asked.queue} | ({} if asked.result_topic is None else {"result_topic": asked.result_topic})
         return json_answer(_answer(state), 202, Location=f"/v1/tasks/{task.id}?{urlencode(query)}")
+
+    async def _allow_webhook(self, call: CallContext, results: str, url: str) -> None:
+        """Check that a task may have a web hook, and let the gateways receive the task's end.
+
+        A web hook reports the result, so its user needs the right to read results. Raises CallRefusedError if web hooks
+        are off.
+        """
+        self._access.require(call, reads(results))
+        if self._webhooks is None:
+            raise CallRefusedError(
+                Code.FORBIDDEN,
+                "web hooks are off: name the hosts that they may call in the setting gateway.webhook_hosts",
+            )
+        self._webhooks.check(url)
+        await self._webhooks.register(results)
 
     async def state(self, request: Request) -> Response:
         """Return the state of a task. Raises CallRefusedError if the task is unknown, or ended long ago."""

@@ -50,7 +50,7 @@ class GroupCalls(Protocol):
     async def ack_places(self, places: Sequence[Place]) -> int: ...
 
     async def change_invisible(
-        self, messages: Sequence[ReceivedMessage], invisible_ms: int, *, counted: bool = True
+        self, messages: Sequence[ReceivedMessage], invisible_ms: int | None, *, counted: bool = True
     ) -> list[ReceivedMessage]: ...
 
     async def change_invisible_handles(

@@ -217,4 +217,8 @@ _gateway(_C, "gateway_acknowledged_messages", "", "messages", "Messages that cli
 _gateway(_C, "gateway_renewed_leases", "", "leases", "Leases extended by the gateway. For messages of push consumers.")
 _gateway(_H, "gateway_loop_lag_milliseconds", "", "ms",
     "Lag of the gateway's event loop. Measured twice a second.", "", 1, 5, 20, 100, 500, 2000)
+_gateway(_C, "gateway_webhook_calls", "outcome", "calls",
+    "Calls of web hooks. `outcome`: accepted, status (not 2xx), timeout, connection, or refused by the settings.")
+_gateway(_C, "gateway_webhook_dead_letters", "", "messages", "Web hooks given up. Dead letters of raymq-webhooks.")
+_gateway(_G, "gateway_webhooks_running", "", "calls", "Web hooks that the gateway calls now.")
 # fmt: on

@@ -320,6 +320,12 @@ ROWS: Final = (
             ),
             _panel(_of("raymq_gateway_renewed_leases")),
             _panel(_of("raymq_gateway_loop_lag_milliseconds")),
+            _panel(
+                _of("raymq_gateway_webhook_calls", "outcome"),
+                _of("raymq_gateway_webhook_dead_letters", legend="given up"),
+                title="Web hooks of tasks",
+            ),
+            _panel(_of("raymq_gateway_webhooks_running", how=total)),
         ),
         collapsed=True,
     ),

@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 
 from raymq.client.producer.async_producer import AsyncProducer
+from raymq.common.config.webhook_hosts import WebhookHosts
 from raymq.common.errors import NotMasterError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageExt, SendStatus
 from raymq.common.namespaces import Namespace
@@ -29,6 +30,8 @@ from raymq.gateway.http import bodies, calls
 from raymq.gateway.http.app import ENDPOINTS
 from raymq.gateway.http.server import HTTP_HEADERS_BYTES_MAX, HttpFront
 from raymq.gateway.service.cluster import GatewayCluster
+from raymq.gateway.webhooks.ends import WEBHOOK_ID_PREFIX
+from raymq.gateway.webhooks.event import event_body, event_headers, task_ended
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import decode_task
 from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
@@ -51,6 +54,23 @@ RECEIVE, ACK, CHANGE = (f"/v1/groups/billing/{name}" for name in ("receive", "ac
 Scenario = Callable[[HttpClient], Awaitable[None]]
 
 
+class FakeWebhooks:
+    """Web hooks that may call example.org. `registered`: the result topics, in order. `stored`: counts the messages of
+    the store. `counts`: the result of `stored` at each registration."""
+
+    def __init__(self, stored: Callable[[], int]) -> None:
+        self.registered: list[str] = []
+        self.counts: list[int] = []
+        self._stored, self._hosts = stored, WebhookHosts.parse(["hooks.example.org"])
+
+    def check(self, url: str) -> None:
+        self._hosts.check(url)
+
+    async def register(self, topic: str) -> None:
+        self.registered.append(topic)
+        self.counts.append(self._stored())
+
+
 class Gateway:
     """A gateway on one fake store with the topics orders, jobs and jobs-results. `run` runs a scenario with its HTTP
     client."""
@@ -64,6 +84,7 @@ class Gateway:
         self.more: dict[str, Any] = {}
         self.tails_max = 10
         self.tls: CertificateFiles | None = None
+        self.webhooks: FakeWebhooks | None = None
 
     def run(self, scenario: Scenario) -> None:
         async def main() -> None:
@@ -79,7 +100,11 @@ class Gateway:
                     **self.more,
                 )
                 served = http_served(
-                    cluster, self.tail.read, self.history, access=self.access, tails_max=self.tails_max, tls=self.tls
+                    *(cluster, self.tail.read, self.history),
+                    access=self.access,
+                    tails_max=self.tails_max,
+                    tls=self.tls,
+                    webhooks=self.webhooks,
                 )
                 async with served as client:
                     await scenario(client)
@@ -488,6 +513,49 @@ def test_a_task_is_stored_as_the_adapter_stores_it(gateway: Gateway) -> None:
     assert (list(told.keys), told.tags) == ([task.id], "PENDING")
 
 
+def test_a_task_with_a_web_hook_is_stored_after_its_web_hook(gateway: Gateway) -> None:
+    url = "https://hooks.example.org/a?key=7"
+    new = {"queue": "jobs", "name": "resize", "webhook": url}
+    hooks = gateway.webhooks = FakeWebhooks(lambda: len(gateway.store.messages()))
+    ids: list[str] = []
+
+    async def scenario(client: HttpClient) -> None:
+        status, answer = await client.post("/v1/tasks", new)
+        assert status == 202, answer
+        ids.append(answer["id"])
+        for other, code in (
+            ("https://elsewhere.example.org/", 403),
+            ("http://hooks.example.org/", 403),
+            ("ftp://hooks.example.org/", 400),
+            ("hooks.example.org", 400),
+            ("https://hooks.example.org/" + "x" * 3000, 400),
+        ):
+            status, problem = await client.post("/v1/tasks", {**new, "webhook": other})
+            assert status == code, problem
+            assert code == 400 or "gateway.webhook_hosts" in problem["detail"]
+
+    gateway.run(scenario)
+    assert (hooks.registered, hooks.counts) == (["jobs-results"], [0]), "registered once, before any message"
+    [task], [stored, told] = gateway.messages("jobs"), gateway.messages("jobs-results")
+    assert decode_task(task.body).id == ids[0]
+    assert ids[0].startswith(WEBHOOK_ID_PREFIX)
+    assert (stored.tags, list(stored.keys), told.tags) == ("WEBHOOK", [ids[0] + "-webhook"], "PENDING")
+    assert json.loads(stored.body) == {"task_id": ids[0], "url": url, "queue": "jobs"}
+    order = [message.tags for message in gateway.store.messages()]
+    assert order[0] == "WEBHOOK", "the web hook is stored before the task"
+
+
+def test_a_web_hook_is_refused_if_no_host_is_allowed(gateway: Gateway) -> None:
+    async def scenario(client: HttpClient) -> None:
+        new = {"queue": "jobs", "name": "resize", "webhook": "https://hooks.example.org/a"}
+        status, problem = await client.post("/v1/tasks", new)
+        assert (status, problem["title"]) == (403, "FORBIDDEN")
+        assert "gateway.webhook_hosts" in problem["detail"]
+
+    gateway.run(scenario)
+    assert not gateway.store.messages()
+
+
 # Limits
 
 
@@ -634,6 +702,14 @@ def test_the_document_describes_every_endpoint_with_valid_schemas(gateway: Gatew
                 assert all(f"{{{name}}}" in path for name in parameters)
                 assert path.count("{") == len(parameters)
                 assert "default" in operation["responses"]
+        # the request of a web hook, as the gateway sends it
+        operation = document["webhooks"]["task.ended"]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        state = StateRecord("hook-7", TaskState.SUCCESS, 7.0, result=[1])
+        body, headers = event_body(task_ended("jobs", state)), event_headers("hook-7", b"", [b"key"], 7.0)
+        components = {"components": document["components"]}
+        jsonschema.Draft202012Validator({**schema, **components}).validate(json.loads(body))
+        assert {one["name"] for one in operation["parameters"]} == headers.keys() - {"content-type"}
 
     gateway.run(scenario)
 

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.remoting.access.policies import make_entry
-from tests.component.gateway.test_gateway_http import ACK, CHANGE, RECEIVE, SEND, Gateway
+from tests.component.gateway.test_gateway_http import ACK, CHANGE, RECEIVE, SEND, FakeWebhooks, Gateway
 from tests.support.clients.producers import producers_of_fakes
 from tests.support.console.fake_cluster import fake_message
 from tests.support.gateway.gateway_client import ANSWER_S
@@ -55,6 +55,24 @@ def token(user: str) -> str:
 
 async def ask(client: HttpClient, method: str, path: str, value: Any) -> tuple[int, Any]:
     return await (client.request(method, path) if value is None else client.post(path, value))
+
+
+def test_a_web_hook_needs_the_right_to_read_results(gateway: GuardedGateway) -> None:
+    gateway.webhooks = FakeWebhooks(lambda: 0)
+    new = {"queue": "jobs", "name": "run"}
+
+    async def scenario(client: HttpClient) -> None:
+        client.token = token("shop")
+        entries = [make_entry(f"Topic:{topic}", ["Pub"]) for topic in ("jobs", "jobs-results")]
+        gateway.allow("shop", *entries)
+        assert (await client.post("/v1/tasks", new))[0] == 202
+        with_hook = {**new, "webhook": "https://hooks.example.org/a"}
+        status, answer = await client.post("/v1/tasks", with_hook)
+        assert (status, "Sub or Get on Topic:jobs-results" in answer["detail"]) == (403, True), answer
+        gateway.allow("shop", *entries, make_entry("Topic:jobs-results", ["Pub", "Get"]))
+        assert (await client.post("/v1/tasks", with_hook))[0] == 202
+
+    gateway.run(scenario)
 
 
 @pytest.mark.parametrize(("method", "path", "value", "need"), REQUESTS)

@@ -137,11 +137,11 @@ class FakeGroupCalls:
         return self._settle([self._at(place) for place in places])
 
     async def change_invisible(
-        self, messages: Sequence[ReceivedMessage], invisible_ms: int, *, counted: bool = True
+        self, messages: Sequence[ReceivedMessage], invisible_ms: int | None, *, counted: bool = True
     ) -> list[ReceivedMessage]:
         for message in messages:
             self.returned.append((message.queue_offset, counted))
-            await self.change_invisible_handles("orders", [message.handle], invisible_ms, counted=counted)
+            await self.change_invisible_handles("orders", [message.handle], invisible_ms or 0, counted=counted)
         return list(messages)
 
     async def change_invisible_handles(
@@ -186,6 +186,14 @@ class FakeGroupCalls:
             return False
         self.letters.append((handle, attempts))
         return True
+
+    def settled(self) -> int:
+        """Return the number of messages that are acknowledged, or dead letters."""
+        return sum(lease.is_settled for lease in self._leases.values())
+
+    def leased(self) -> int:
+        """Return the number of messages that are leased now."""
+        return sum(bool(lease.pop_ms) and not lease.is_settled for lease in self._leases.values())
 
     async def wait_for_receives(self, count: int) -> None:
         """Wait until `count` receives have begun."""

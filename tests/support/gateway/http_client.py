@@ -22,7 +22,7 @@ from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.http.app import create_http_app
 from raymq.gateway.http.server import HttpFront
-from raymq.gateway.http.tasks import Histories
+from raymq.gateway.http.tasks import Histories, TaskWebhooks
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
@@ -129,12 +129,13 @@ async def http_served(
     access: GatewayAccess | None = None,
     tls: CertificateFiles | None = None,
     tails_max: int = 10,
+    webhooks: TaskWebhooks | None = None,
 ) -> AsyncIterator[HttpClient]:
     """Serve the HTTP face of a gateway, and yield its client. At the end, the cluster is closed."""
     access = access or GatewayAccess(None)
     service = GatewayService(cluster, GatewayAddress(HOST, 0), access, time.monotonic)
     tails = Tails(read_tail, rate=1_000_000, max_viewers=tails_max, limit="the gateway", round_s=ROUND_S)
-    front = HttpFront(create_http_app(service.handlers(), cluster, access, tails, histories), tails)
+    front = HttpFront(create_http_app(service.handlers(), cluster, access, tails, histories, webhooks), tails)
     port = await front.start(HOST, 0, tls)
     try:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)

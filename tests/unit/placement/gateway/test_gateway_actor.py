@@ -133,6 +133,18 @@ def failure(gateway: Gateway) -> RaymqError | None:
     return None
 
 
+def test_a_gateway_with_a_wrong_key_of_web_hooks_shows_the_error(
+    cluster: FakeCluster, port: int, started: Any, tmp_path: Path
+) -> None:
+    key = tmp_path / "hook-key"
+    key.write_text("short")
+    options = {"http_port": free_port(), "webhook_hosts": ("hooks.example.org",), "webhook_secret": key}
+    gateway = started(port, **options)
+    eventually(lambda: isinstance(failure(gateway), ConfigError), "the error of the key")
+    assert "gateway.webhook_secret" in str(failure(gateway))
+    assert "client closed" in cluster.events
+
+
 def test_a_gateway_serves_and_ends_its_receives_and_its_server_first(
     cluster: FakeCluster, port: int, started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def test_by_default_the_gateway_is_off_and_only_its_own_machine_can_connect() ->
         {"host": "localhost"},
         {"host": "127.8.0.1"},
         {"tls_cert": "~/chain.pem", "tls_key": "~/key.pem"},
+        {"http_port": 8082, "webhook_hosts": ["hooks.example.org", "10.0.0.0/8"], "webhook_secret": "/etc/mq/hook"},
     ],
 )
 def test_safe_settings_are_accepted(values: dict[str, Any]) -> None:
@@ -50,6 +51,12 @@ def test_safe_settings_are_accepted(values: dict[str, Any]) -> None:
         ({"processes": True}, "must be a number"),
         ({"nodes": "workers"}, "'head' or 'all'"),
         ({"advertise": "mq.example.org"}, "HOST:PORT"),
+        ({"webhook_hosts": ["hooks.example.org"]}, "webhook_hosts needs http_port"),
+        ({"http_port": 8082, "webhook_hosts": ["https://hooks.example.org"]}, "is no host"),
+        ({"http_port": 8082, "webhook_hosts": ["10.0.0.7/8"]}, "is no host"),
+        ({"http_port": 8082, "webhook_hosts": ["a"] * 1001}, "at most 1000"),
+        ({"http_port": 8082, "webhook_secret": "/etc/mq/hook"}, "no effect without webhook_hosts"),
+        ({"http_port": 8082, "webhook_hosts": ["a.org"], "webhook_secret": "hook"}, "absolute path"),
         ({"advertise": "mq.example.org:0"}, "HOST:PORT"),
         ({"advertise": "https://mq.example.org:443"}, "HOST:PORT"),
         ({"advertise": "2001:db8::7:8081"}, "HOST:PORT"),
