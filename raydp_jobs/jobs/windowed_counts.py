@@ -22,7 +22,7 @@ import click
 
 from raydp_jobs.jobs.count_checkpoint import CountState, check_open, compare_options, fix_options, state_of
 from raydp_jobs.jobs.spark_job import SessionSize, check_topics, refuse_beside, spark_job, spark_options
-from raydp_jobs.stream.progress import CLOSING_TIME_US
+from raydp_jobs.stream.progress import CLOSING_TIME_US, batch_size, topic_sources
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.names import check_group
 from raymq.common.numbers import POSITIVE
@@ -56,6 +56,7 @@ _LOOK_S: Final = 1
 By = Literal["tags", "keys"]
 Time = Literal["store", "born"]
 Sink = Callable[["DataFrame", int], None]
+OnRead = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ def run(
     max_offsets_per_trigger: int | None = None,
     commit_group: str | None = None,
     on_counts: Callable[[int], None] = lambda count: None,
+    on_read: OnRead = lambda read, left: None,
 ) -> Counted:
     """Count the messages of `topics` and send the counts to `target`, until the query is stopped. `available_now`:
     count only the present messages.
@@ -123,7 +125,8 @@ def run(
     counts no further message.
 
     `checkpoint`: this job's directory, from which it continues. `start`: where the job begins without a checkpoint.
-    `on_counts` is called with each number of stored counts. The query is stopped at the end. Raises
+    `on_counts` is called with each number of stored counts, and `on_read` after each batch with the number of messages
+    that the run has read, and with the number that is left. The query is stopped at the end. Raises
     InvalidArgumentError for `close` without `available_now`, if the checkpoint belongs to other time windows, or if it
     is closed and `close` is not given; and the errors of `stream_topic` and `topic_sink`.
     """
@@ -150,7 +153,7 @@ def run(
     sink = topic_sink(target, client=client, on_batch=stored.add)
     fix_options(checkpoint, _described(topics, target, windows))
     query = begin(messages, windows, sink, checkpoint, trigger_s=trigger_s, available_now=available_now)
-    done = await_end(query, target, stored)
+    done = await_end(query, target, stored, on_read)
     closed = close and state_of(checkpoint) is CountState.CLOSED
     return replace(done, closed=closed, closed_before=before is not CountState.OPEN)
 
@@ -219,15 +222,22 @@ def begin(
     return writer.start()
 
 
-def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Counted:
-    """Wait until a query ends. Stops the query if the wait is interrupted. Raises the query's error."""
-    late, seen = 0, -1
+def await_end(
+    query: StreamingQuery, target: str, stored: StoredCounts, on_read: OnRead = lambda read, left: None
+) -> Counted:
+    """Wait until a query ends, and call `on_read` after each batch. Stops the query if the wait is interrupted. Raises
+    the query's error."""
+    late, seen, read = 0, -1, 0
     try:
         ended = False
         while not ended:
             ended = bool(query.awaitTermination(_LOOK_S))
             new = [one for one in query.recentProgress if one["batchId"] > seen]
             late += sum(map(late_messages, new))
+            sources = [one for each in new for one in topic_sources(each)]
+            read += sum(map(batch_size, sources))
+            if sources:
+                on_read(read, sources[-1].lag)
             seen = max([seen, *(one["batchId"] for one in new)])
     finally:
         query.stop()
@@ -391,8 +401,13 @@ def command(
 
     with (
         spark_job("windowed-counts", address, size, quiet=as_json, check=check_all) as (spark, client),
-        counting(f"counts sent to {target}", talks=as_json) as counter,
+        counting(f"counting {', '.join(names)}", talks=as_json) as counter,
     ):
+
+        def show_read(read: int, left: int) -> None:
+            counter.expect(read + left)
+            counter.reach(read)
+
         done = run(
             spark,
             client,
@@ -406,7 +421,7 @@ def command(
             close=close,
             max_offsets_per_trigger=max_offsets,
             commit_group=commit_group,
-            on_counts=counter.advance,
+            on_read=show_read,
         )
     print_value(as_json, asdict(done), lambda: say(_text(done)))
 

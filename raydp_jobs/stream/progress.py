@@ -191,9 +191,21 @@ def stream_progress(query: StreamingQuery) -> list[TopicProgress]:
     """Return the progress of a query's topic sources in the query's last trigger; empty before the first trigger.
     `query`: the result of `writeStream.start()`."""
     progress = query.lastProgress
-    if progress is None:
-        return []
+    return [] if progress is None else topic_sources(progress)
+
+
+def topic_sources(progress: Mapping[str, Any]) -> list[TopicProgress]:
+    """Return the topic sources of one trigger. `progress`: an element of Spark's `query.recentProgress`."""
     return [_of_source(progress, one) for one in progress["sources"] if one["description"].startswith(DESCRIPTION)]
+
+
+def batch_size(source: TopicProgress) -> int:
+    """Return the number of offsets in a batch of a topic source, before any filter. Of a query's first batch, whose
+    start Spark's progress does not have, return its number of rows."""
+    if source.start_offsets is None:
+        return source.messages
+    starts = dict(_flat(source.start_offsets))
+    return sum(max(0, end - starts.get(queue, 0)) for queue, end in _flat(source.end_offsets))
 
 
 def _of_source(progress: Mapping[str, Any], source: Mapping[str, Any]) -> TopicProgress:

@@ -85,6 +85,10 @@ class Counter:
         """Set the total number of items for the progress bar, after the command has determined this number."""
         self._bar.update(self._task, total=total)
 
+    def reach(self, count: int) -> None:
+        """Set the number of finished items to `count`."""
+        self._bar.update(self._task, completed=count)
+
     def advance(self, count: int = 1) -> None:
         """Add `count` to the number of finished items."""
         self._bar.advance(self._task, count)

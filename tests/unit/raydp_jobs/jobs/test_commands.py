@@ -307,18 +307,43 @@ class Query:
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
         """Return the progress reports of the fake query's batches. Each call adds the report of one more batch. Batch n
-        reports that the watermark dropped n rows."""
+        reports that the watermark dropped n rows, and reads 10 of 30 messages. Spark counts the rows of some batches
+        twice."""
         return [
-            {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
+            {
+                "batchId": batch,
+                "timestamp": "",
+                "stateOperators": [{"numRowsDroppedByWatermark": batch}],
+                "sources": [
+                    {"description": "FileStreamSource"},
+                    {
+                        "description": "raymq[orders]",
+                        "numInputRows": 20 if batch else 10,
+                        "startOffset": offsets(10 * batch) if batch else None,
+                        "endOffset": offsets(10 * batch + 10),
+                        "latestOffset": offsets(30),
+                        "metrics": {"offsetsBehindLatest": str(20 - 10 * batch)},
+                    },
+                ],
+            }
+            for batch in range(self.looks)
         ]
 
     def stop(self) -> None:
         self.stopped = True
 
 
+def offsets(total: int) -> str:
+    """Return an offset of a topic source as in Spark's progress: `total` messages of two queues."""
+    return json.dumps({"offsets": {"orders": {"broker-a": {"0": total // 2, "1": total - total // 2}}}})
+
+
 def test_late_messages_of_each_batch_are_added_once() -> None:
     query: Any = Query()
-    assert await_end(query, "counts", StoredCounts(lambda count: None)) == Counted("counts", 0, 0, 0 + 1 + 2)
+    read: list[tuple[int, int]] = []
+    done = await_end(query, "counts", StoredCounts(lambda count: None), lambda *numbers: read.append(numbers))
+    assert done == Counted("counts", 0, 0, 0 + 1 + 2)
+    assert read == [(10, 20), (20, 10), (30, 0)]
     assert query.stopped
 
 
