@@ -1,6 +1,7 @@
 """The part of raymq on which a gateway's calls work, without a blocking call in the event loop.
 
-Routes of topics are reused for ROUTE_VALID_S, so that a send needs no thread.
+Routes of topics are reused for ROUTE_VALID_S, so that a send needs no thread. For the questions that each push consumer
+repeats every 5 s, the settings of groups are reused for GROUP_VALID_S.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 ROUTES_MAX: Final = 10_000
 """Maximum number of topics whose routes are kept. Beyond this number all are dropped."""
+GROUP_VALID_S: Final = 5.0
+GROUPS_KNOWN_MAX: Final = 10_000
+"""Maximum number of groups whose settings are kept. Beyond this number all are dropped."""
 CLUSTER_CALLS_MAX: Final = 16
 """Maximum number of threads that one gateway uses for blocking calls."""
 RECEIVES_MAX: Final = ASYNC_CALLS_MAX * 3 // 4
@@ -123,6 +127,7 @@ class GatewayCluster:
         self.transactions, self.announcer, self.queues = transactions, announcer, queues
         self._routes, self._groups, self._make_calls, self._clock = routes, groups, make_calls, clock
         self._known: dict[str, tuple[TopicRoute, float]] = {}
+        self._configs: dict[str, tuple[GroupConfig, float]] = {}
         self._group_calls: OrderedDict[tuple[str, str], GroupCalls] = OrderedDict()
         """The calls of each group and namespace, the least recently used first."""
         self._waits = 0
@@ -151,6 +156,17 @@ class GatewayCluster:
             return await self.call(self._groups.group_config, group)
         except GroupNotExistError:
             return GroupConfig(group)
+
+    async def recent_group_config(self, group: str) -> GroupConfig:
+        """Return a group's settings of at most GROUP_VALID_S ago; the default settings if the group did not exist."""
+        known = self._configs.get(group)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        config = await self.group_config(group)
+        if len(self._configs) >= GROUPS_KNOWN_MAX:
+            self._configs.clear()
+        self._configs[group] = config, self._clock() + GROUP_VALID_S
+        return config
 
     async def refresh_limits(self) -> None:
         """Ask the stores again for the maximum size of a body. If a store does not answer, the known limit stays."""

@@ -82,6 +82,6 @@ class RouteCalls:
         self._access.require(call, *consumes(group, topic))
         endpoints = self.address.endpoints(request.endpoints)
         route = await self._cluster.route(topic)
-        ordered = is_ordered(await self._cluster.group_config(group), route.attributes.mapping())
+        ordered = is_ordered(await self._cluster.recent_group_config(group), route.attributes.mapping())
         found = assignments_of(route, request.topic, endpoints, ordered=ordered)
         return QueryAssignmentResponse(status=ok(), assignments=found)

@@ -23,6 +23,7 @@ from raymq.common.protocol.store import AppendResult
 from raymq.gateway.convert.outgoing import outgoing
 from raymq.gateway.convert.routes import endpoints_of
 from raymq.gateway.convert.times import millis, timestamp
+from raymq.gateway.service.cluster import GROUP_VALID_S
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
 from raymq.gateway.wire.table import METHODS
@@ -141,6 +142,28 @@ def test_the_assignments_of_an_ordered_group_are_its_queues(
 
     gateway.of_type(TopicMessageType.FIFO)
     gateway.groups.configs["billing"] = GroupConfig("billing", ordered=ordered)
+    gateway.run(scenario)
+
+
+def test_the_assignments_of_many_clients_ask_once_for_their_group(gateway: Gateway) -> None:
+    """Each push consumer asks every 5 s. A change of the group is in the answers after GROUP_VALID_S."""
+    clock = Clock()
+
+    async def scenario(client: GatewayClient) -> None:
+        request = wire.QueryAssignmentRequest(topic=ORDERS, group=wire.Resource(name="billing"))
+
+        async def ids() -> list[int]:
+            answer = await client.call("QueryAssignment", request)
+            return [one.message_queue.id for one in answer.assignments]
+
+        assert [await ids() for _ in range(3)] == [[-1]] * 3
+        assert gateway.groups.queried == ["billing"]
+        gateway.groups.configs["billing"] = GroupConfig("billing", ordered=True)
+        clock.now_s += GROUP_VALID_S
+        assert await ids() == [0, 1]
+        assert gateway.groups.queried == ["billing"] * 2
+
+    gateway.more = {"clock": clock}
     gateway.run(scenario)
 
 

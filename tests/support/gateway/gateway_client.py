@@ -212,6 +212,6 @@ async def gateway_of(
         places = (producer.test_routes, groups, sender, make_calls)
         more |= {"transactions": transactions or FakeTransactions(), "announcer": announcer or FakeAnnouncer()}
         more["queues"] = queues or FakeQueues()
-        cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, **more)
+        cluster = GatewayCluster(*places, send_timeout_s=producer.settings.send_timeout_s, clock=clock, **more)
         async with served(cluster, advertise, clock, access) as client:
             yield client
