@@ -142,8 +142,8 @@ def open_topic(
     progress: ReadProgress | None = None,
     **options: Unpack[ScanOptions],
 ) -> DataFrame:
-    """Return the DataFrame of `read_topic`. `progress`: is told how many messages the plan has, and how many of them
-    the tasks have read. Raises the errors of `read_topic`."""
+    """Return the DataFrame of `read_topic`. `progress`: receives the number of messages in the plan, and later the
+    numbers that the tasks have read. Raises the errors of `read_topic`."""
     wanted = Subscription.parse("any", tags).tags
     sql = text_of(expression)
     schema = spark_schema(columns)
