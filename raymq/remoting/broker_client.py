@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from raymq.common.closing import shared_lock
+from raymq.common.errors import RaymqError, RequestTimeoutError
 from raymq.common.members.questions import Question
 from raymq.common.protocol.group import CommitAnswer, GroupConfig, QueueOffset
 from raymq.common.protocol.pop import LeasedRange, ReceiveAnswer
@@ -26,7 +32,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane, open_anywhere
 from raymq.remoting.lane.frames import FrameKind
-from raymq.remoting.lane_pool import LanePool
+from raymq.remoting.lane_pool import LANE_LOST, LanePool, lane_broken
 from raymq.telemetry.metrics.client_figures import ClientMetrics
 
 LANE_RESULTS: Final[dict[str, Any]] = {
@@ -55,6 +61,8 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "extend_invisible": list[bool],
 }
 """The methods that a broker serves over lanes (direct socket connections), with their result types."""
+LAST_ANSWER_S: Final = 5.0
+"""Time in seconds in which a broker must answer a call that was asked to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +101,125 @@ class BrokerClient:
 
         return self._lanes.call(method, over_lane, timeout_s)
 
+    def lane(self, method: str, timeout_s: float) -> AbstractContextManager[Lane]:
+        """Lend a lane of this broker for the call of a method (`LanePool.lane`)."""
+        return self._lanes.lane(method, timeout_s)
+
     def drop_lanes(self) -> None:
         """Drop the cached broker description and close the idle lanes (direct socket connections). The next call opens
         a new lane."""
         self._lanes.drop()
+
+
+def call_until_first(
+    brokers: Sequence[BrokerClient], method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float
+) -> list[Any]:
+    """Call a method in LANE_RESULTS at several brokers at the same time, in the caller's thread, until one broker has
+    answered. The other brokers are then asked to answer at once, usually with an empty result.
+
+    `arguments`: the arguments for each broker. Returns for each broker its result, or the RaymqError of its call. So no
+    result is lost, also if several brokers answer at the same time. A broker that does not answer within `timeout_s`,
+    or within LAST_ANSWER_S after it was asked, has a RequestTimeoutError; its call may have run.
+    """
+    lanes: dict[int, Lane] = {}
+    unreachable: dict[int, RaymqError] = {}
+
+    with ExitStack() as stack:
+        for index, broker in enumerate(brokers):
+            try:
+                lanes[index] = stack.enter_context(broker.lane(method, timeout_s))
+            except RaymqError as error:
+                unreachable[index] = error
+        return _CallsAtOnce(brokers, lanes, unreachable, method, timeout_s).run(arguments)
+
+
+class _CallsAtOnce:
+    """The calls of a method over one lane of each broker that can be reached. Used once, in one thread. Brokers are
+    named by their index. `unreachable`: the errors of the other brokers."""
+
+    def __init__(
+        self,
+        brokers: Sequence[BrokerClient],
+        lanes: Mapping[int, Lane],
+        unreachable: Mapping[int, RaymqError],
+        method: str,
+        timeout_s: float,
+    ) -> None:
+        self._brokers, self._lanes, self._method, self._timeout_s = brokers, lanes, method, timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._waiting = list(lanes)
+        """The brokers that have not answered."""
+        self._results: dict[int, Any] = dict(unreachable)
+        self._is_ending = False
+
+    def run(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            for index in list(self._waiting):
+                self._use_lane(index, partial(self._send, arguments[index]))
+            while self._waiting:
+                ready = self._ready()
+                for index in ready:
+                    self._use_lane(index, partial(self._take, index))
+                if ready:
+                    self._end()
+                else:
+                    self._give_up()
+            return [self._results[index] for index in range(len(self._brokers))]
+        except BaseException:
+            # an answer that is still on its way must not become the answer to a later call
+            for index in self._waiting:
+                self._lanes[index].close()
+            raise
+
+    def _use_lane(self, index: int, use: Callable[[Lane], None]) -> None:
+        """Use the lane of a broker. An error is the result of the broker's call."""
+        try:
+            use(self._lanes[index])
+        except BlockingIOError:
+            self._note(index, RequestTimeoutError(f"the call {self._method}", self._timeout_s))
+        except RaymqError as error:
+            self._note(index, error)
+        except LANE_LOST as error:
+            self._brokers[index].drop_lanes()
+            self._note(index, lane_broken(self._method, self._brokers[index].name, error))
+
+    def _send(self, arguments: tuple[Any, ...], lane: Lane) -> None:
+        lane.send(FrameKind.CALL, (encode_call(self._method, arguments),), self._deadline_s)
+
+    def _take(self, index: int, lane: Lane) -> None:
+        """Receive an answer, whose first bytes have arrived."""
+        self._note(index, decode_result(lane.receive(self._deadline_s).payload, LANE_RESULTS[self._method]))
+
+    def _note(self, index: int, result: Any) -> None:
+        self._results[index] = result
+        self._waiting.remove(index)
+
+    def _ready(self) -> list[int]:
+        """Wait until brokers have answered, and return them; an empty list if the time is over."""
+        buffered = [index for index in self._waiting if self._lanes[index].has_received]
+        if buffered:
+            return buffered
+        poll, by_file = select.poll(), {self._lanes[index].fileno(): index for index in self._waiting}
+        for file in by_file:
+            poll.register(file, select.POLLIN)
+        left_ms = max(0.0, self._deadline_s - time.monotonic()) * 1000
+        return [by_file[file] for file, _ in poll.poll(left_ms)]
+
+    def _end(self) -> None:
+        """Ask the brokers that have not answered to answer at once."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._deadline_s = min(self._deadline_s, time.monotonic() + LAST_ANSWER_S)
+        for index in list(self._waiting):
+            self._use_lane(index, lambda lane: lane.leave(self._deadline_s))
+
+    def _give_up(self) -> None:
+        """End the calls of the brokers that have not answered in time. Their lanes close, so a broker that is late
+        gives nothing to a call that still waits."""
+        for index in list(self._waiting):
+            self._lanes[index].close()
+            self._note(index, RequestTimeoutError(f"the call {self._method}", self._timeout_s))
 
 
 class AsyncBrokerClient:

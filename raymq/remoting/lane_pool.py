@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
@@ -143,6 +144,22 @@ class LanePool(Generic[D, L]):
             return over_lane(lane, left_s(deadline_s))
         except LANE_LOST as error:
             self._raise_lost(what, error)
+        finally:
+            self._in_use.discard(token)
+            if lane is not None and description is not None:
+                self._keep(lane, description)
+
+    @contextmanager
+    def lane(self, what: str, timeout_s: float) -> Iterator[L]:
+        """Lend a lane (direct socket connection) for the call `what`, whose errors the caller handles: it closes a lane
+        on which an answer may still arrive, and drops the lanes if this lane broke.
+
+        Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no lane can be opened.
+        """
+        token, lane, description = object(), None, None
+        try:
+            description, lane = self._take(token, what, time.monotonic() + timeout_s)
+            yield lane
         finally:
             self._in_use.discard(token)
             if lane is not None and description is not None:

@@ -21,10 +21,12 @@ from raymq.remoting.lane import handshake
 from raymq.remoting.lane.address import LaneAddress, TlsFiles, client_tls, rays_tls, refused_by_client
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
+    CORRELATION,
     FLAG_ERROR,
     HEADER,
     Buffer,
     Fields,
+    FrameKind,
     decode_error,
     pack_header,
     unpack_header,
@@ -239,6 +241,11 @@ class Lane:
         """Build a frame that the server does not answer. The caller passes the frame to `send` as the argument
         `before`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
+
+    def leave(self, deadline_s: float) -> None:
+        """Ask the server to answer the last request at once, if the request waits for something. Raises the errors of
+        `send`."""
+        self.send_unanswered(FrameKind.LEAVE, CORRELATION.pack(self._correlation), deadline_s)
 
     def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
         """Send a frame that the server does not answer. Raises the errors of `send`."""

@@ -1,7 +1,7 @@
-"""SimpleEngine is the engine that the blocking and asyncio simple consumers share: the consumer's subscriptions, its
-turns through the brokers, and its state.
+"""SimpleEngine is the engine that the blocking and asyncio simple consumers share: the consumer's subscriptions, the
+brokers from which it receives, and its state.
 
-    receive → one broker after another → PopCalls: leased ranges → the messages, from the storage actors
+    receive → look at one broker after another → wait at all of them → leased ranges → messages from the storage actors
 
 A simple consumer holds no queue and no position, and has no thread of its own, unless it renews leases. So its group
 may have any number of members. The messages of a member that dies are delivered again after their invisible time.
@@ -9,11 +9,12 @@ may have any number of members. The messages of a member that dies are delivered
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Final
 
 from raymq.client.consumer.simple.pop_calls import PopCalls
@@ -32,11 +33,13 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
-WAIT_OF_ONE_S: Final = 5.0
-"""Maximum time in s that one request waits at the broker (long poll), if the topics have one broker."""
-WAIT_OF_SEVERAL_S: Final = 0.25
-"""Maximum time in s that one request waits at a broker (long poll), if the topics have several brokers. It is short,
-because a message may arrive at another broker."""
+RECEIVE_WAIT_S: Final = 5.0
+"""Maximum time in s that one request waits at a broker (long poll). A receive of a closed consumer ends after this
+time."""
+NO_BROKER_PAUSE_S: Final = 1.0
+"""Maximum time in s after which a receive looks for a broker again, if no broker can be asked."""
+
+logger = logging.getLogger(__name__)
 
 
 class SimpleEngine:
@@ -130,51 +133,108 @@ class SimpleEngine:
             )
         wish = (max_messages, round(invisible_s * 1000))
         deadline_s = time.monotonic() + wait_s
-        backoff, first = Backoff(), True
+        backoff, ask = Backoff(), self._look
         while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            messages, failure = self._ask_brokers(wish, subscriptions, left_s, look=first)
+            messages, errors = ask(wish, subscriptions, max(0.0, deadline_s - time.monotonic()))
             if messages or self.closed:
                 return messages
             self.pop.report_reads()
-            if time.monotonic() >= deadline_s:
-                if failure is not None:
-                    raise failure
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                if errors:
+                    raise next(reversed(errors.values()))
                 return messages
-            if failure is not None:
-                time.sleep(min(backoff.next(), left_s))
-            first = False
+            ask = self._wait_at_all
+            if errors:
+                # Until the brokers that failed are asked again, a message may arrive at another broker.
+                pause_s = min(backoff.next(), deadline_s - now_s)
+                messages, _ = self._wait_at_all(wish, subscriptions, pause_s, without=errors)
+                if messages or self.closed:
+                    return messages
+                time.sleep(max(0.0, now_s + pause_s - time.monotonic()))
+                ask = self._look
 
-    def _ask_brokers(
-        self, wish: tuple[int, int], subscriptions: Mapping[str, Subscription], wait_s: float, *, look: bool
-    ) -> tuple[list[ReceivedMessage], RaymqError | None]:
-        """Request messages from the topics' brokers in turn, until one broker returns messages. If no broker returns
-        any, also returns the error of a broker that could not be called. `wish`: the number of messages, and their
-        invisible time in ms. `look`: True to try several brokers without waiting at each."""
+    def _look(
+        self, wish: tuple[int, int], subscriptions: Mapping[str, Subscription], wait_s: float
+    ) -> tuple[list[ReceivedMessage], dict[str, RaymqError]]:
+        """Request messages from the topics' brokers in turn, until one broker returns messages. Waits up to `wait_s`
+        for messages only if the topics have one broker. If no broker returns any, also returns the errors of the
+        brokers that could not be called. `wish`: the number of messages, and their invisible time in ms."""
         brokers = self.pop.brokers_of(sorted(subscriptions))
         names = sorted(brokers)
         with self._lock:
             self._turn += 1
             first = self._turn % max(1, len(names))
-        failure: RaymqError | None = None
-        each_s = min(wait_s, WAIT_OF_ONE_S if len(names) == 1 else 0.0 if look else WAIT_OF_SEVERAL_S)
+        errors: dict[str, RaymqError] = {}
+        each_s = min(wait_s, RECEIVE_WAIT_S) if len(names) == 1 else 0.0
         for name in names[first:] + names[:first]:
             try:
                 answer = self.pop.lease(name, brokers[name], *wish, each_s, ordered=self.settings.ordered)
             except RaymqError as error:
-                if not error.retryable:
-                    raise
-                failure = error
-                for topic in brokers[name]:
-                    self._routes.invalidate(topic)
+                self._check_retryable(error, brokers[name])
+                errors[name] = error
                 continue
             leased_s = time.monotonic()
             messages = self.pop.read(name, answer, subscriptions)
             if messages:
-                if self._renewer is not None:
-                    self._renewer.hold(messages, wish[1], leased_s)
-                return messages, None
-        return [], failure
+                return self._held(messages, wish, leased_s), {}
+        return [], errors
+
+    def _wait_at_all(
+        self,
+        wish: tuple[int, int],
+        subscriptions: Mapping[str, Subscription],
+        wait_s: float,
+        without: Container[str] = (),
+    ) -> tuple[list[ReceivedMessage], dict[str, RaymqError]]:
+        """Wait for messages at the topics' brokers at the same time. If several brokers return messages, the messages
+        beyond the wanted number are visible to other members at once, and their attempt does not count. `without`: the
+        brokers to leave out. Arguments and result otherwise as in `_look`."""
+        topics = self.pop.brokers_of(sorted(subscriptions))
+        brokers = {name: own for name, own in topics.items() if name not in without}
+        if not brokers:
+            time.sleep(min(wait_s, NO_BROKER_PAUSE_S))
+            return [], {}
+        each_s = min(wait_s, RECEIVE_WAIT_S)
+        answers = self.pop.lease_at_all(brokers, *wish, each_s, ordered=self.settings.ordered)
+        leased_s = time.monotonic()
+        messages: list[ReceivedMessage] = []
+        errors: dict[str, RaymqError] = {}
+        for name, answer in answers.items():
+            try:
+                if isinstance(answer, RaymqError):
+                    raise answer
+                messages += self.pop.read(name, answer, subscriptions)
+            except RaymqError as error:
+                errors[name] = error
+        wanted, surplus = messages[: wish[0]], messages[wish[0] :]
+        if surplus:
+            self._give_back(surplus)
+        if not wanted:
+            for name, failure in errors.items():
+                self._check_retryable(failure, brokers[name])
+        return self._held(wanted, wish, leased_s), errors
+
+    def _check_retryable(self, error: RaymqError, topics: Iterable[str]) -> None:
+        """Raise an error that a later call would raise again. After another error, the routes of `topics` may be
+        old."""
+        if not error.retryable:
+            raise error
+        for topic in topics:
+            self._routes.invalidate(topic)
+
+    def _held(self, messages: list[ReceivedMessage], wish: tuple[int, int], leased_s: float) -> list[ReceivedMessage]:
+        """Return messages, and renew their leases from now on if the consumer does so."""
+        if messages and self._renewer is not None:
+            self._renewer.hold(messages, wish[1], leased_s)
+        return messages
+
+    def _give_back(self, messages: list[ReceivedMessage]) -> None:
+        """Make messages visible at once that the caller of a receive does not get."""
+        try:
+            self.pop.change_invisible(messages, 0, counted=False)
+        except RaymqError as error:
+            logger.info("%d messages are delivered again after their invisible time: %s", len(messages), error)
 
     # Methods that acknowledge messages or change their invisible time
 

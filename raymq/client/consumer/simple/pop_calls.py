@@ -4,7 +4,7 @@ invisible time, extend leases.
 The caller names the topics and the broker of each receive, so one PopCalls serves consumers with different
 subscriptions. Nothing that settles a message is kept here: a receipt, or its handle as text, says all that a broker
 needs. So a message that one process received can be settled in another process, and after this process has died.
-raymq.client.consumer.simple.engine adds a simple consumer's subscriptions, and its turns through the brokers.
+raymq.client.consumer.simple.engine adds a simple consumer's subscriptions, and the choice of brokers.
 raymq.client.consumer.simple.pop_steps decides the steps of each call, and async_pop_calls is the asyncio variant.
 """
 
@@ -27,11 +27,12 @@ from raymq.client.consumer.simple.pop_steps import (
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.simple.taken_messages import MessageTaker
 from raymq.client.consumer.subscription import Subscription
+from raymq.common.errors import GroupNotExistError, RaymqError
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.group import StartOffsetQuery
-from raymq.common.protocol.pop import LeasePart, ReceiveAnswer
+from raymq.common.protocol.pop import LeasePart, ReceiveAnswer, ReceiveRequest
 from raymq.common.retry import persist_until
-from raymq.remoting.broker_client import BrokerClient
+from raymq.remoting.broker_client import BrokerClient, call_until_first
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
@@ -96,6 +97,39 @@ class PopCalls:
         """
         places = (broker_name, topics, max_messages, invisible_ms, wait_s, ordered, attempt_id)
         return self._run(self._steps.lease(*places))
+
+    def lease_at_all(
+        self,
+        brokers: Mapping[str, Iterable[str]],
+        max_messages: int,
+        invisible_ms: int,
+        wait_s: float,
+        *,
+        ordered: bool | None = None,
+    ) -> dict[str, ReceiveAnswer | RaymqError]:
+        """Lease messages as `lease` does, at several brokers at the same time, until one of them has answered.
+        `brokers`: the topics to receive from each broker. The wait holds no thread but the caller's.
+
+        Returns the answer or the error of each broker. Several brokers may have leased up to `max_messages` each, if
+        messages arrive at the same time: the caller hands them out, or gives them back. A broker with an error may have
+        leased messages, which are delivered again.
+        """
+        answers: dict[str, ReceiveAnswer | RaymqError] = {}
+        requests: dict[str, tuple[ReceiveRequest]] = {}
+        for name, topics in brokers.items():
+            begin = self._steps.begin(name, topics, max_messages, invisible_ms, wait_s, ordered)
+            try:
+                requests[name] = (self._run(begin),)
+            except RaymqError as error:
+                answers[name] = error
+        clients, timeout_s = [self._broker(name) for name in requests], wait_s + BROKER_ATTEMPT_TIMEOUT_S
+        found = call_until_first(clients, "receive_messages", list(requests.values()), timeout_s)
+        answers |= zip(requests, found, strict=True)
+        for name, answer in answers.items():
+            if isinstance(answer, GroupNotExistError):
+                self._steps.forget_start(name)
+                answers[name] = ReceiveAnswer((), 0)
+        return answers
 
     def read(
         self, broker_name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]

@@ -2,7 +2,7 @@
 no call itself.
 
 Each method is a generator: it yields the calls to make, one after the other, gets their results, and returns the result
-of the whole. `run_steps` (raymq.client.consumer.simple.pop_calls) makes the calls in the caller's thread;
+of the whole. raymq.client.consumer.simple.pop_calls makes the calls in the caller's thread;
 raymq.client.consumer.simple.async_pop_calls makes them in an event loop.
 """
 
@@ -117,23 +117,41 @@ class PopSteps:
         ordered: bool | None,
         attempt_id: str,
     ) -> Steps[ReceiveAnswer]:
-        request = ReceiveRequest(
-            *(self.group, tuple(sorted(topics)), max_messages, invisible_ms, wait_s, ordered),
-            attempt_id or f"{self._id}-{next(self._attempts)}",
-        )
+        request = yield from self.begin(broker_name, topics, max_messages, invisible_ms, wait_s, ordered, attempt_id)
         call = BrokerCall(broker_name, "receive_messages", (request,), wait_s + BROKER_ATTEMPT_TIMEOUT_S)
-        yield from self._start(broker_name, request.topics)
         answer: ReceiveAnswer
         try:
             answer = yield call
         # The group was deleted, and with it the start position that it had registered at the broker. Register the start
         # position again.
         except GroupNotExistError:
-            with self._lock:
-                self._started = {known for known in self._started if known[0] != broker_name}
+            self.forget_start(broker_name)
             yield from self._start(broker_name, request.topics)
             answer = yield call
         return answer
+
+    def begin(
+        self,
+        broker_name: str,
+        topics: Iterable[str],
+        max_messages: int,
+        invisible_ms: int,
+        wait_s: float,
+        ordered: bool | None,
+        attempt_id: str = "",
+    ) -> Steps[ReceiveRequest]:
+        """Register the group's start position at a broker, and return the request of a receive there."""
+        request = ReceiveRequest(
+            *(self.group, tuple(sorted(topics)), max_messages, invisible_ms, wait_s, ordered),
+            attempt_id or f"{self._id}-{next(self._attempts)}",
+        )
+        yield from self._start(broker_name, request.topics)
+        return request
+
+    def forget_start(self, name: str) -> None:
+        """Note that the group was deleted at a broker: the next receive registers the start position there again."""
+        with self._lock:
+            self._started = {known for known in self._started if known[0] != name}
 
     def _start(self, name: str, topics: Sequence[str]) -> Steps[None]:
         """Register at a broker the position at which the group starts to receive messages of these topics. Does nothing
