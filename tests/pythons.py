@@ -45,7 +45,7 @@ SHORT_TESTS: Final = (
 COMPILED: Final = ("raymq", "storage", "actors", "placement", "raydp_jobs", "tests")
 INSTALL_S: Final = 600.0
 """Time limit in seconds for making an environment, with all calls of pip."""
-SHORT_STEP_S: Final = 240.0
+SHORT_STEP_S: Final = 600.0
 """Time limit in seconds of one step of a short run."""
 STEP_S: Final = 7200.0
 """Time limit in seconds of one step of a whole run."""
