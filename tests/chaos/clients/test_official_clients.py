@@ -30,6 +30,7 @@ BODY_MAX = 4 << 20
 ARRIVES_S = 120.0
 LEASE_S = 60.0
 """Time after which a message is delivered again that a killed gateway had leased."""
+NAMESPACE = "official"
 KILLS = 2
 MESSAGES_BETWEEN_KILLS = 20
 Records = list[dict[str, Any]]
@@ -147,6 +148,20 @@ def test_a_message_arrives_with_all_its_values(place: Place) -> None:
     assert (got["properties"], got["attempt"], got["corrupted"]) == ({"price": "7", "ä": "ö"}, 1, False)
     place.ack(consumer, [got])
     assert place.client.call("receive", name=consumer) == []
+    place.settled()
+
+
+def test_a_client_has_the_topics_and_groups_of_its_namespace(place: Place) -> None:
+    topic, group = place.topic, place.group
+    place.topic, place.group = f"{NAMESPACE}%{topic}", f"{NAMESPACE}%{group}"
+    place.create()
+    place.topic, place.group = topic, group
+    producer, consumer = place.open("producer", namespace=NAMESPACE), place.open("simple", namespace=NAMESPACE)
+    [message_id] = place.send(producer, "ours")
+    [got] = place.receive(consumer, 1)
+    assert (got["id"], got["body"], got["topic"]) == (message_id, "ours", topic)
+    place.ack(consumer, [got])
+    place.group = f"{NAMESPACE}%{group}"
     place.settled()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,3 +65,14 @@ def running_gateway(folder: Path, options: str = "", more: str = "") -> Iterator
         yield RunningGateway(port)
     finally:
         launch("stop_gateways", address)
+
+
+def make_gateway_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for HOST that signs itself, with the `openssl` command. Returns the files of the certificate
+    and of its key."""
+    certificate, key = folder / "gateway.pem", folder / "gateway.key"
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    names = ("-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}")
+    command = ["openssl", "req", "-x509", *curve, *names, "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
