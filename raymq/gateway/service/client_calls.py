@@ -129,6 +129,9 @@ class ClientCalls:
                 stream.answered(command.thread_stack_trace.nonce, command)
             elif kind == "verify_message_result":
                 stream.answered(command.verify_message_result.nonce, command)
+            elif kind == "verify_message_command":
+                # Node's clients refuse the question with the question's own kind
+                stream.answered(command.verify_message_command.nonce, command)
 
     async def _settings(self, call: CallContext, stream: CommandStream, settings: Settings) -> None:
         answer = await self._answer(call, stream, settings)
@@ -184,7 +187,7 @@ class ClientCalls:
         self._access.require(call, *consumes(group, *topics))
         config = await self._cluster.group_config(group)
         answer = consumer_settings(settings, config, fifo=await self._any_ordered(config, topics))
-        self._members.announce(client_id, group, topics, settings.user_agent)
+        self._members.announce(client_id, group, topics, settings)
         return group, answer
 
     async def _any_ordered(self, config: GroupConfig, topics: Iterable[str]) -> bool:

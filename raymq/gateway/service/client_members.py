@@ -2,8 +2,9 @@
 
     administrator ──▶ broker ◀── long poll of the gateway ──▶ ClientMember ──▶ the client's Telemetry stream
 
-Python's client answers neither question, so each question has a timeout. Administrators' questions arrive in threads of
-raymq's client; the streams belong to the event loop.
+Python's client answers neither question, so each question has a timeout. Node's client answers a question about stacks
+with a constant text, and refuses to consume a message. Administrators' questions arrive in threads of raymq's client;
+the streams belong to the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from raymq.gateway.convert.outgoing import outgoing
 from raymq.gateway.service.cluster import Announcer
 from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code
+from raymq.gateway.wire.enums import ClientType, Code
 from raymq.records.format.decode import decode_record
 from raymq.records.format.layout import RecordError
 
@@ -37,6 +38,7 @@ VERSION_CHARS_MAX: Final = 64
 """Maximum length of the version of a client's library. A longer version is cut."""
 LOOP_MARGIN_S: Final = 5.0
 """Time in seconds for which a thread waits for a busy event loop, in addition to MEMBER_ANSWER_S."""
+_WITH_LISTENER: Final = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
 _STATUSES: Final = {
     Code.OK: "CONSUME_SUCCESS",
     Code.FAILED_TO_CONSUME_MESSAGE: "RECONSUME_LATER",
@@ -139,14 +141,15 @@ class ClientMembers:
         self._members: dict[str, ClientMember] = {}
 
     def announce(
-        self, client_id: str, group: str, subscriptions: dict[str, tuple[wire.Resource, str]], library: wire.UA
+        self, client_id: str, group: str, subscriptions: dict[str, tuple[wire.Resource, str]], settings: wire.Settings
     ) -> None:
         """Announce a consumer, or its new subscriptions: the client's name and the expression of each stored topic.
-        `library`: the client's language and version. Beyond MEMBERS_MAX consumers, a new one is not announced; it
-        consumes like the others."""
+        `settings`: the client's kind, language and version. Only a push consumer has a listener, which administrators
+        can call. Beyond MEMBERS_MAX consumers, a new one is not announced; it consumes like the others."""
         expressions = {topic: text for topic, (_, text) in subscriptions.items()}
+        library = settings.user_agent
         data = ConsumerData(
-            *(group, "POP", expressions),
+            *(group, "PUSH" if settings.client_type in _WITH_LISTENER else "POP", expressions),
             member=client_id,
             language=language_name(library.language),
             version=library.version[:VERSION_CHARS_MAX],

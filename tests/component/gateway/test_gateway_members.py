@@ -100,7 +100,7 @@ def test_a_consumer_is_a_member_of_its_group_until_it_has_gone(gateway: Gateway)
     async def scenario(client: GatewayClient) -> None:
         stream = await connected(client)
         data = gateway.announcer.members[gateway.member]
-        assert (data.group, data.member, data.consume_type) == ("billing", "client-1", "POP")
+        assert (data.group, data.member, data.consume_type) == ("billing", "client-1", "PUSH")
         assert dict(data.subscriptions) == {"orders": "paid"}
         assert (data.language, data.version) == ("JAVA", ("5.0.7" + "x" * 64)[:64])
         for expression, announced in (("paid", 1), ("late", 2)):
@@ -141,7 +141,7 @@ def test_an_administrator_gets_the_stacks_of_a_client(gateway: Gateway) -> None:
         stream = await connected(client)
         plain = await asyncio.to_thread(gateway.member.running_info, "gateway", "10.0.0.1", stacks=False)
         assert (plain.client_id, plain.member, plain.group) == ("gateway", "client-1", "billing")
-        assert (plain.consume_type, dict(plain.subscriptions), plain.stacks) == ("POP", {"orders": "paid"}, ())
+        assert (plain.consume_type, dict(plain.subscriptions), plain.stacks) == ("PUSH", {"orders": "paid"}, ())
         asked = asyncio.create_task(asyncio.to_thread(gateway.member.running_info, "g", "h", stacks=True))
         nonce = (await stream.read()).print_thread_stack_trace_command.nonce
         for number, text in (("wrong", "x"), (nonce, "main\n  run\n  wait")):
@@ -228,6 +228,42 @@ def test_a_client_consumes_one_message_for_an_administrator(gateway: Gateway, co
             assert (outcome.client_id, outcome.member, outcome.status) == ("g", "client-1", status)
             assert outcome.error == ("" if code == Code.OK else "why")
             assert outcome.took_ms > 0
+
+    gateway.run(scenario)
+
+
+def test_only_a_push_consumer_is_announced_as_a_member_with_a_listener(gateway: Gateway) -> None:
+    """Administrators call the listeners of members of the type PUSH only."""
+
+    async def scenario(client: GatewayClient) -> None:
+        for kind, announced in (
+            (ClientType.PUSH_CONSUMER, "PUSH"),
+            (ClientType.LITE_PUSH_CONSUMER, "PUSH"),
+            (ClientType.SIMPLE_CONSUMER, "POP"),
+        ):
+            command = settings()
+            command.settings.client_type = kind
+            stream = client.method("Telemetry")(metadata=METADATA, timeout=ANSWER_S)
+            await stream.write(command)
+            assert (await stream.read()).HasField("settings")
+            assert gateway.member.data.consume_type == announced
+
+    gateway.run(scenario)
+
+
+def test_a_node_client_refuses_to_consume_a_message_at_once(gateway: Gateway) -> None:
+    """Node's client sends the command back, without its message, and with a status that refuses it."""
+
+    async def scenario(client: GatewayClient) -> None:
+        stream = await connected(client)
+        asked = asyncio.create_task(asyncio.to_thread(gateway.member.consume_directly, "g", record(), "a"))
+        nonce = (await stream.read()).verify_message_command.nonce
+        refusal = wire.TelemetryCommand(
+            status=wire.Status(code=Code.NOT_IMPLEMENTED), verify_message_command=wire.VerifyMessageCommand(nonce=nonce)
+        )
+        await stream.write(refusal)
+        with pytest.raises(InvalidArgumentError, match=f"refused the message: code {Code.NOT_IMPLEMENTED:d}"):
+            await asked
 
     gateway.run(scenario)
 
