@@ -146,14 +146,14 @@ class GatewayClient:
     def __init__(self, channel: grpc.aio.Channel, port: int, service: GatewayService) -> None:
         self._channel, self.port, self.service = channel, port, service
 
-    def method(self, name: str) -> Any:
-        """Return the stub of a method."""
+    def method(self, name: str, *, raw: bool = False) -> Any:
+        """Return the stub of a method. `raw`: its requests are bytes, not messages."""
         [method] = [one for one in METHODS if one.name == name]
         kind = ("stream" if method.streams_requests else "unary") + "_"
         kind += "stream" if method.streams_responses else "unary"
         return getattr(self._channel, kind)(
             f"/{SERVICE}/{name}",
-            request_serializer=lambda message: message.SerializeToString(),
+            request_serializer=None if raw else lambda message: message.SerializeToString(),
             response_deserializer=CLASSES[method.response].FromString,
         )
 
@@ -161,15 +161,9 @@ class GatewayClient:
         """Call a method with one answer."""
         return await self.method(name)(request, metadata=metadata, timeout=timeout_s)
 
-    async def bytes_of(self, name: str, data: bytes) -> Any:
-        """Call a method with any bytes as its request."""
-        [method] = [one for one in METHODS if one.name == name]
-        stub = self._channel.unary_unary(
-            f"/{SERVICE}/{name}",
-            request_serializer=None,
-            response_deserializer=CLASSES[method.response].FromString,
-        )
-        return await stub(data, metadata=METADATA, timeout=ANSWER_S)
+    async def bytes_of(self, name: str, data: bytes, metadata: Any = METADATA) -> Any:
+        """Call a method with one answer. Its request is any bytes."""
+        return await self.method(name, raw=True)(data, metadata=metadata, timeout=ANSWER_S)
 
 
 @asynccontextmanager

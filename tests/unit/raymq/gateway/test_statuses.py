@@ -20,6 +20,7 @@ from raymq.common.errors import (
     RecallError,
     RequestTimeoutError,
     SendUnknownError,
+    SystemBusyError,
     TopicNotExistError,
     TransactionTooLateError,
 )
@@ -62,6 +63,16 @@ def test_clients_retry_each_retryable_error() -> None:
     def check(kind: type[RaymqError]) -> None:
         if kind.retryable:
             assert code_of(any_error(kind)) in RETRIED
+
+    check_all(ERRORS, check)
+
+
+def test_only_a_busy_server_and_a_quota_stop_the_retries_of_clients() -> None:
+    """At this code Python's producer does not retry a send, and Node's push consumer asks again after 20 ms."""
+
+    def check(kind: type[RaymqError]) -> None:
+        is_busy = issubclass(kind, (SystemBusyError, QuotaExceededError))
+        assert (code_of(any_error(kind)) == Code.TOO_MANY_REQUESTS) == is_busy
 
     check_all(ERRORS, check)
 
