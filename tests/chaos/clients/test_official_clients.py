@@ -6,118 +6,31 @@ Each test has a topic and a group of its own for each client.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import raymq
-from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.wire.enums import Code
 from tests.support.cases import SUMMARY
 from tests.support.gateway.gateways import RunningGateway, running_gateway
-from tests.support.gateway.official import InstallError, or_skip
-from tests.support.gateway.official_client import OfficialClient, OfficialError, official_client
+from tests.support.gateway.official_client import OfficialClient, OfficialError
+from tests.support.gateway.official_place import ARRIVES_S, LANGUAGES, Place, check_load, refused
 from tests.support.history.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
 
-LANGUAGES = ("python", "node")
 BODY_MAX = 4 << 20
-ARRIVES_S = 120.0
-LEASE_S = 60.0
-"""Time after which a message is delivered again that a killed gateway had leased."""
 NAMESPACE = "official"
 KILLS = 2
 MESSAGES_BETWEEN_KILLS = 20
-Records = list[dict[str, Any]]
-
-
-class Place:
-    """One test's client, with the names of a topic and a group that no other test uses."""
-
-    def __init__(self, mq: raymq.Client, client: OfficialClient, gateway: RunningGateway, name: str) -> None:
-        self.mq, self.client, self.gateway = mq, client, gateway
-        self.topic = f"{name}-{client.language}"
-        self.group = f"{self.topic}-g"
-
-    def create(self, message_type: str = "NORMAL", queues: int = 4, **options: Any) -> None:
-        """Create the topic, and the group with `options`."""
-        self.mq.admin.create_topic(self.topic, queues=queues, message_type=message_type)
-        self.mq.admin.create_group(GroupConfig(self.group, **options))
-
-    def open(self, kind: str, **arguments: Any) -> str:
-        """Start a client: `producer`, `simple` or `push`. Returns the name under which requests find it."""
-        name = f"{self.topic}-{kind}"
-        places = {"topics": [self.topic]} if kind == "producer" else {"group": self.group, "topic": self.topic}
-        self.client.call(f"open_{kind}", name=name, endpoints=self.gateway.endpoints, **places | arguments)
-        return name
-
-    def send(self, producer: str, *bodies: str, **fields: Any) -> list[str]:
-        """Send messages, and return their ids."""
-        messages = [{"topic": self.topic, "body": body, **fields} for body in bodies]
-        return [one["id"] for one in self.client.call("send", name=producer, messages=messages)]
-
-    def receive(self, consumer: str, count: int, **arguments: Any) -> Records:
-        """Receive exactly `count` messages, in as many calls as needed."""
-        found: Records = []
-
-        def arrived() -> bool:
-            found.extend(self.client.call("receive", name=consumer, **arguments))
-            return len(found) >= count
-
-        eventually(arrived, f"{count} messages", ARRIVES_S)
-        assert len(found) == count, found
-        return found
-
-    def ack(self, consumer: str, records: Records) -> None:
-        for one in records:
-            self.client.call("ack", name=consumer, handle=one["handle"])
-
-    def consumed(self, consumer: str, count: int) -> Records:
-        """Return the records of a push consumer, or of a producer's checks, once there are `count` of them."""
-
-        def records() -> Any:
-            found = self.client.call("records", name=consumer)
-            return found if len(found) >= count else None
-
-        return eventually(records, f"{count} messages", ARRIVES_S)
-
-    def settled(self, dead_letters: int = 0) -> None:
-        """Wait until the group has consumed all messages, and has this number of dead letters."""
-
-        def summary() -> tuple[int, int]:
-            found = self.mq.admin.group_summary(self.group)
-            return found.lag, found.dead_letters
-
-        eventually(lambda: summary() == (0, dead_letters), f"the end of {self.group}", ARRIVES_S)
 
 
 @pytest.fixture(scope="module")
 def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
         yield gateway
-
-
-@pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], OfficialClient]]:
-    """Return a function that returns the client of a language. It starts the client at the first call."""
-    running: dict[str, OfficialClient] = {}
-    home: Path = tmp_path_factory.mktemp("official")
-    with ExitStack() as stack:
-
-        def client(language: str) -> OfficialClient:
-            if language not in running:
-                try:
-                    running[language] = stack.enter_context(official_client(language, home / language))
-                except InstallError as error:
-                    or_skip(error)
-            return running[language]
-
-        yield client
 
 
 @pytest.fixture(params=LANGUAGES)
@@ -128,14 +41,7 @@ def place(
     request: pytest.FixtureRequest,
 ) -> Place:
     name = request.node.originalname.removeprefix("test_").replace("_", "-")
-    return Place(mq, clients(request.param), gateway, name)
-
-
-def refused(client: OfficialClient, request: str, **arguments: Any) -> int | None:
-    """Carry out a request that must fail, and return the code of the failure."""
-    with pytest.raises(OfficialError) as failure:
-        client.call(request, **arguments)
-    return failure.value.code
+    return Place(mq, clients(request.param), gateway.endpoints, name)
 
 
 def test_a_message_arrives_with_all_its_values(place: Place) -> None:
@@ -189,8 +95,7 @@ def test_a_body_may_have_4_mib_and_may_be_compressed(place: Place, clients: Call
     # both clients refuse the body themselves, by the limit in the gateway's settings
     assert refused(place.client, "send", name=producer, messages=[larger]) is None
     # Node's gRPC receives at most 4 MiB in all, so the Python client receives the messages of both
-    reader = Place(place.mq, clients("python"), place.gateway, "unused")
-    reader.topic, reader.group = place.topic, place.group
+    reader = place.beside(clients("python"))
     consumer = reader.open("simple")
     [got] = reader.receive(consumer, 1)
     assert (got["size"], got["corrupted"]) == (BODY_MAX, False)
@@ -284,7 +189,7 @@ def test_a_push_consumer_that_fails_gets_a_message_again_until_it_is_a_dead_lett
     got = place.consumed(consumer, 2)
     assert [(one["body"], one["attempt"]) for one in got] == [("late", 1), ("late", 2)]
     place.settled()
-    other = Place(place.mq, place.client, place.gateway, "dead-letter")
+    other = Place(place.mq, place.client, place.endpoints, "dead-letter")
     other.create(retry_max_times=2, retry_intervals_s=(1.0,))
     producer, consumer = other.open("producer"), other.open("push", failures=99)
     other.send(producer, "never")
@@ -327,7 +232,7 @@ def test_transactions_are_committed_rolled_back_and_checked(
 ) -> None:
     """The checks of both clients take about 30 s, at the same time. The Python producer commits, the Node producer
     rolls back."""
-    places = [Place(mq, clients(language), gateway, "transactions") for language in LANGUAGES]
+    places = [Place(mq, clients(language), gateway.endpoints, "transactions") for language in LANGUAGES]
     outcomes = {"python": "COMMIT", "node": "ROLLBACK"}
     for place in places:
         place.create("TRANSACTION")
@@ -354,7 +259,7 @@ def test_no_message_is_lost_when_a_gateway_is_killed_under_load(
     record_property: Callable[[str, object], None],
 ) -> None:
     """A message may arrive twice only if it was sent or consumed while a gateway was killed."""
-    places = [Place(mq, clients(language), gateway, "killed") for language in LANGUAGES]
+    places = [Place(mq, clients(language), gateway.endpoints, "killed") for language in LANGUAGES]
     for place in places:
         place.create()
         producer, consumer = place.open("producer"), place.open("push")
@@ -376,26 +281,3 @@ def test_no_message_is_lost_when_a_gateway_is_killed_under_load(
     report = [check_load(place, outages) for place in places]
     gaps = ", ".join(f"{(served - killed) / 1000:.1f} s" for killed, served in outages)
     record_property(SUMMARY, f"{'; '.join(report)}; another process served after {gaps}")
-
-
-def check_load(place: Place, outages: Sequence[tuple[int, int]]) -> str:
-    """End a client's load. Check that its push consumer gets each message that was sent, and gets no message twice but
-    for a kill. Returns the figures. `outages`: the times in ms of each kill and of the next start."""
-    consumer = f"{place.topic}-push"
-    load = place.client.call("end_load", name=f"{place.topic}-producer")
-    assert load["ended"]
-    sent = {body: (begin_ms, end_ms) for body, begin_ms, end_ms in load["sent"]}
-
-    def all_arrived() -> bool:
-        return sent.keys() <= {one["body"] for one in place.client.call("records", name=consumer)}
-
-    eventually(all_arrived, f"all messages of {place.topic}", LEASE_S + ARRIVES_S)
-    place.settled()
-    records = place.client.call("records", name=consumer)
-    twice = [body for body, count in Counter(one["body"] for one in records).items() if count > 1]
-    for body in twice:
-        times = [one["at_ms"] for one in records if one["body"] == body] + list(sent.get(body, ()))
-        near = [at_ms for at_ms in times for killed, served in outages if killed - 1000 <= at_ms <= served]
-        assert near, f"{body} arrived twice, far from a kill: {times}, kills {outages}"
-    failed = len(load["failed"])
-    return f"{place.client.language}: {len(sent)} sent, {failed} sends failed, 0 lost, {len(twice)} twice"

@@ -33,10 +33,11 @@ class OfficialError(Exception):
 
 
 class OfficialClient:
-    """A running program with an official client. `language`: `python` or `node`. `log`: the file with its stderr."""
+    """A running program with an official client. `language`: `python` or `node`. `pid`: its process. `log`: the file
+    with its stderr."""
 
     def __init__(self, language: str, process: subprocess.Popen[str], log: Path) -> None:
-        self.language, self._process, self._log = language, process, log
+        self.language, self.pid, self._process, self._log = language, process.pid, process, log
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._requests = 0
@@ -46,6 +47,13 @@ class OfficialClient:
     def call(self, request: str, **arguments: Any) -> Any:
         """Carry out a request, and return its result. Arguments that are None are left out. Raises OfficialError if the
         client fails, and AssertionError if the program ends or does not answer within REQUEST_S."""
+        try:
+            return self.begin(request, **arguments).result(REQUEST_S)
+        except TimeoutError:
+            raise AssertionError(f"{self.language} did not answer {request} in {REQUEST_S:g} s\n{self.log()}") from None
+
+    def begin(self, request: str, **arguments: Any) -> Future[Any]:
+        """Begin a request, and return the future of its result. The errors are those of `call`."""
         fields = {name: value for name, value in arguments.items() if value is not None}
         answer: Future[Any] = Future()
         with self._lock:
@@ -55,10 +63,7 @@ class OfficialClient:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps([number, request, fields]) + "\n")
             self._process.stdin.flush()
-        try:
-            return answer.result(REQUEST_S)
-        except TimeoutError:
-            raise AssertionError(f"{self.language} did not answer {request} in {REQUEST_S:g} s\n{self.log()}") from None
+        return answer
 
     def log(self) -> str:
         """Return the end of the program's stderr."""

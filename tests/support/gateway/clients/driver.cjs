@@ -13,11 +13,13 @@ const { FilterType, TransactionResolution } = load('rocketmq-client-nodejs/proto
 
 const REQUEST_TIMEOUT_MS = 10000;
 const BODY_SHOWN = 100;
-const LONG_POLL_MS = 2000;
+const LONG_POLL_S = 2;
 
 const clients = new Map();
 const recorded = new Map();
 const received = new Map();
+const listeners = new Map();
+const transactions = new Map();
 const loads = new Map();
 const log = (...parts) => process.stderr.write(`${parts.map(String).join(' ')}\n`);
 const logger = { debug() {}, info() {}, warn: log, error: log };
@@ -80,24 +82,33 @@ const requests = {
     await started(name, new Producer({ ...options(place), topics, checker }), records);
   },
 
-  async open_simple({ name, group, topic, expression = '*', sql = false, ...place }) {
+  // `wait_s`: how long a receive waits for a message.
+  async open_simple({ name, group, topic, expression = '*', sql = false, wait_s = LONG_POLL_S, ...place }) {
     const filter = new FilterExpression(expression, sql ? FilterType.SQL : FilterType.TAG);
     const subscriptions = new Map().set(topic, filter);
-    const wanted = { consumerGroup: group, subscriptions, awaitDuration: LONG_POLL_MS };
+    const wanted = { consumerGroup: group, subscriptions, awaitDuration: wait_s * 1000 };
     await started(name, new SimpleConsumer({ ...options(place), ...wanted }));
   },
 
-  // The listener fails while a message has at most `failures` attempts.
-  async open_push({ name, group, topic, failures = 0, ...place }) {
+  // The listener fails while a message has at most `failures` attempts. It holds each message until `release`, at most
+  // for `hold_s`.
+  async open_push({ name, group, topic, failures = 0, hold_s = 0, ...place }) {
     const records = [];
+    const released = new Promise(resolve => listeners.set(name, resolve));
     const messageListener = {
       async consume(message) {
         records.push(shown(message));
+        if (hold_s > 0) await Promise.race([released, pause(hold_s)]);
         return message.deliveryAttempt <= failures ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
       },
     };
     const subscriptions = new Map().set(topic, '*');
     await started(name, new PushConsumer({ ...options(place), consumerGroup: group, subscriptions, messageListener }), records);
+  },
+
+  // Lets the listener of a push consumer hold messages no longer.
+  async release({ name }) {
+    listeners.get(name)();
   },
 
   // Returns what a push consumer has consumed, or which transactions a producer was asked about.
@@ -115,12 +126,18 @@ const requests = {
     return receipts;
   },
 
-  // Sends a message in a transaction. `end`: commit, rollback, or null to leave the transaction open.
+  // Sends a message in a transaction, and returns its id. `end`: commit, rollback, or null to leave the transaction open.
   async transact({ name, message, end = null }) {
     const transaction = clients.get(name).beginTransaction();
     const receipt = await clients.get(name).send(made(message), transaction);
+    transactions.set(receipt.messageId, transaction);
     if (end !== null) await transaction[end]();
     return receipt.messageId;
+  },
+
+  // Ends the open transaction of a message.
+  async end_transaction({ message_id, end }) {
+    await transactions.get(message_id)[end]();
   },
 
   async recall({ name, topic, handle }) {

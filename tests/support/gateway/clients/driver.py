@@ -30,6 +30,7 @@ from rocketmq.grpc_protocol import FilterType, SendMessageRequest, TransactionRe
 REQUESTS_MAX = 16
 REQUEST_TIMEOUT_S = 10
 BODY_SHOWN = 100
+LONG_POLL_S = 2
 LOAD_END_S = 60.0
 
 
@@ -73,13 +74,16 @@ def shown(message):
 
 
 class Listener(MessageListener):
-    """Records each message. It fails while a message has at most `failures` attempts."""
+    """Records each message, and holds it until the event `released`, at most for `hold_s`. It fails while a message has
+    at most `failures` attempts."""
 
-    def __init__(self, failures):
-        self.records, self._failures = [], failures
+    def __init__(self, failures, hold_s):
+        self.records, self.released = [], threading.Event()
+        self._failures, self._hold_s = failures, hold_s
 
     def consume(self, message):
         self.records.append(shown(message))
+        self.released.wait(self._hold_s)
         return ConsumeResult.FAILURE if message.delivery_attempt <= self._failures else ConsumeResult.SUCCESS
 
 
@@ -97,6 +101,7 @@ class Checker(TransactionChecker):
 class Requests:
     def __init__(self):
         self._clients, self._records, self._received, self._loads = {}, {}, {}, {}
+        self._listeners, self._transactions = {}, {}
 
     def _configuration(self, endpoints, credentials, namespace=""):
         return ClientConfiguration(endpoints, Credentials(*credentials), namespace, request_timeout=REQUEST_TIMEOUT_S)
@@ -111,15 +116,32 @@ class Requests:
         self._started(name, Producer(place, topics, checker=checker, tls_enable=tls), checker.records)
 
     def open_simple(
-        self, name, endpoints, group, topic, expression="*", sql=False, credentials=("", ""), tls=False, namespace=""
+        self,
+        name,
+        endpoints,
+        group,
+        topic,
+        expression="*",
+        sql=False,
+        credentials=("", ""),
+        tls=False,
+        namespace="",
+        wait_s=LONG_POLL_S,
     ):
+        """Start a simple consumer. `wait_s`: how long a receive waits for a message."""
         wanted = FilterExpression(expression, FilterType.SQL if sql else FilterType.TAG)
         place = self._configuration(endpoints, credentials, namespace)
-        self._started(name, SimpleConsumer(place, group, {topic: wanted}, await_duration=2, tls_enable=tls))
+        self._started(name, SimpleConsumer(place, group, {topic: wanted}, await_duration=wait_s, tls_enable=tls))
 
-    def open_push(self, name, endpoints, group, topic, failures=0):
-        listener, place = Listener(failures), self._configuration(endpoints, ("", ""))
+    def open_push(self, name, endpoints, group, topic, failures=0, hold_s=0.0):
+        """Start a push consumer. `hold_s`: the longest time for which its listener holds each message."""
+        listener, place = Listener(failures, hold_s), self._configuration(endpoints, ("", ""))
+        self._listeners[name] = listener
         self._started(name, PushConsumer(place, group, listener, {topic: FilterExpression()}), listener.records)
+
+    def release(self, name):
+        """Let the listener of a push consumer hold messages no longer."""
+        self._listeners[name].released.set()
 
     def records(self, name):
         """Return what a push consumer has consumed, or which transactions a producer was asked about."""
@@ -146,12 +168,18 @@ class Requests:
         return future.result().status.code
 
     def transact(self, name, message, end=None):
-        """Send a message in a transaction. `end`: commit, rollback, or None to leave the transaction open."""
+        """Send a message in a transaction, and return its id. `end`: commit, rollback, or None to leave the transaction
+        open."""
         transaction = self._clients[name].begin_transaction()
         receipt = self._clients[name].send(made(**message), transaction)
+        self._transactions[receipt.message_id] = transaction
         if end is not None:
             getattr(transaction, end)()
         return receipt.message_id
+
+    def end_transaction(self, message_id, end):
+        """End the open transaction of a message."""
+        getattr(self._transactions[message_id], end)()
 
     def recall(self, name, topic, handle):
         return self._clients[name].recall_message(topic, handle)
