@@ -83,6 +83,10 @@ SHARING = {
         "chaos/processes/test_kill_broker.py",
         "chaos/processes/test_kill_storage_while_sending.py",
     ),
+    "official clients": (
+        "chaos/clients/test_official_clients.py",
+        "chaos/clients/test_official_faults.py",
+    ),
     "three replicas": (
         "chaos/processes/test_overlapping_faults.py",
         "chaos/processes/test_kill_gateways.py",
@@ -90,6 +94,7 @@ SHARING = {
         "chaos/failovers/test_replicas.py",
         "chaos/failovers/test_leases_over_failovers.py",
         "chaos/failovers/test_damaged_logs.py",
+        "chaos/clients/test_official_failover.py",
         "chaos/spark/test_fail_over_scans.py",
     ),
 }

@@ -1,25 +1,36 @@
-"""Starts gateways on a test's cluster as `raymq gateway start` does, kills their processes, and stops them."""
+"""Starts gateways on a test's cluster as `raymq gateway start` does, kills their processes, and stops them.
+
+`local_gateway` serves in the test's own process instead, where a test can look at what the gateway does.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import ray
 
+import raymq
 from placement.status import cluster_status
 from raymq.client.cluster.launcher import launch
 from raymq.common.config.cluster import load_settings
+from raymq.gateway.service.cluster import cluster_of
+from raymq.gateway.service.service import GatewayService
+from tests.support.gateway.gateway_client import ANSWER_S, HOST, served
 from tests.support.history.waiting import eventually
 
-HOST = "127.0.0.1"
 RESTART_S = 120.0
+SEND_TIMEOUT_S = 30.0
 
 
 def free_port() -> int:
@@ -31,14 +42,23 @@ def free_port() -> int:
 
 
 class RunningGateway:
-    """One gateway process, which listens at `endpoints`."""
+    """One or several gateway processes, which listen at `endpoints`."""
 
     def __init__(self, port: int) -> None:
         self.endpoints = f"{HOST}:{port}"
 
     def pid(self) -> int:
         """Return the process id of the gateway; 0 while it does not serve."""
-        return next((one.pid for one in cluster_status().gateways if not one.error), 0)
+        return next(iter(self.pids()), 0)
+
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that serve."""
+        return [one.pid for one in cluster_status().gateways if not one.error]
+
+    def servers_of(self, pid: int) -> set[int]:
+        """Return the ids of the gateway's processes to which the process `pid` has connections."""
+        ends = {ours for ours, theirs in _connections(pid) if f"{HOST}:{theirs}" == self.endpoints}
+        return {server for server in self.pids() if any(theirs in ends for _, theirs in _connections(server))}
 
     def kill(self) -> tuple[int, int]:
         """SIGKILL the gateway's process, and wait until another process serves. Returns both times in ms since 1970."""
@@ -50,9 +70,19 @@ class RunningGateway:
         return killed_ms, time.time_ns() // 1_000_000
 
 
+def _connections(pid: int) -> list[tuple[int, int]]:
+    """Return the ports of a process's open TCP connections: its own port, and the other end's. Empty if the process has
+    ended."""
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return []
+    return [(one.laddr.port, one.raddr.port) for one in found if one.status == psutil.CONN_ESTABLISHED]
+
+
 @contextmanager
 def running_gateway(folder: Path, options: str = "", more: str = "") -> Iterator[RunningGateway]:
-    """Start one gateway on the cluster of this process, and yield it. At the end, the gateway is stopped.
+    """Start a gateway on the cluster of this process, and yield it. At the end, the gateway is stopped.
 
     `folder`: for the settings file. `options`: further settings of the section `gateway`, each with a comma before it.
     `more`: the other sections of the settings.
@@ -65,6 +95,82 @@ def running_gateway(folder: Path, options: str = "", more: str = "") -> Iterator
         yield RunningGateway(port)
     finally:
         launch("stop_gateways", address)
+
+
+class LocalGateway:
+    """A gateway in a thread of this process, which listens at `endpoints`."""
+
+    def __init__(self, port: int, service: GatewayService) -> None:
+        self.endpoints, self._service = f"{HOST}:{port}", service
+        self._loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()
+
+    def waiting_receives(self) -> int:
+        """Return the number of receives that wait for a message."""
+        return self._ask(lambda: sum(len(own) for own in self._service._receives._waiting.values()))
+
+    def renewed_leases(self) -> int:
+        """Return the number of leases that the gateway renews now."""
+        return self._ask(lambda: len(self._service._receives.renewals))
+
+    def renewals(self) -> int:
+        """Return how many renewals of a lease have succeeded."""
+        return self._ask(lambda: self._service.figures.renewed)
+
+    def stop(self) -> None:
+        """Let the gateway stop. Does nothing if it has ended already."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.stopping.set)
+
+    def _ask(self, question: Callable[[], int]) -> int:
+        """Call `question` in the thread of the event loop, and return its result."""
+
+        async def asked() -> int:
+            return question()
+
+        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result(ANSWER_S)
+
+
+@contextmanager
+def local_gateway(client: raymq.Client) -> Iterator[LocalGateway]:
+    """Serve a gateway in a thread of this process, and yield it. At the end, the gateway is stopped, and an error with
+    which its service ended is raised."""
+    begun: Future[LocalGateway] = Future()
+    ended: Future[None] = Future()
+
+    async def serve() -> None:
+        async with (
+            client.async_producer("gateway", send_timeout_s=SEND_TIMEOUT_S) as producer,
+            served(cluster_of(client, producer, SEND_TIMEOUT_S)) as place,
+        ):
+            running = asyncio.ensure_future(place.service.run())
+            gateway = LocalGateway(place.port, place.service)
+            begun.set_result(gateway)
+            stopping = asyncio.ensure_future(gateway.stopping.wait())
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            place.service.end_receives()
+            stopping.cancel()
+            if running.done():
+                running.result()
+            running.cancel()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        # the thread that waits for the gateway raises each error
+        except BaseException as error:
+            for future in (begun, ended):
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    threading.Thread(target=run, name="gateway", daemon=True).start()
+    gateway = begun.result(ANSWER_S)
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+        ended.result(ANSWER_S)
 
 
 def make_gateway_certificate(folder: Path) -> tuple[Path, Path]:
