@@ -288,7 +288,7 @@ def test_other_gateway_processes_settle_what_a_client_got_from_killed_ones(
     mq: raymq.Client, gateway: RunningGateway, start: Start, language: str
 ) -> None:
     """The receipts and the transaction are of processes that are killed. The client's next connection ends at another
-    process: the one that lives on, or a new one."""
+    process, which may be a new one."""
     with start(language) as client:
         place, paid = (Place(mq, client, gateway.endpoints, name) for name in ("moved", "moved-paid"))
         place.create()

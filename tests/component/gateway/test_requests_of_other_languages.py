@@ -158,7 +158,7 @@ def test_a_java_producer_names_a_queue_and_the_gateway_chooses_one(gateway: Gate
 
 
 def test_the_heartbeats_of_go_clients_register_them(gateway: Gateway) -> None:
-    """A producer's heartbeat has two bytes. The heartbeats are all that a restarted gateway hears for minutes."""
+    """A producer's heartbeat has two bytes. For minutes, a restarted gateway gets no settings from some clients."""
 
     async def scenario(client: GatewayClient) -> None:
         for beat, kind, group in (

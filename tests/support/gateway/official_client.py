@@ -53,7 +53,7 @@ class OfficialClient:
             raise AssertionError(f"{self.language} did not answer {request} in {REQUEST_S:g} s\n{self.log()}") from None
 
     def begin(self, request: str, **arguments: Any) -> Future[Any]:
-        """Begin a request, and return the future of its result. The errors are those of `call`."""
+        """Begin a request, and return the future of its result. The future raises the errors of `call`."""
         fields = {name: value for name, value in arguments.items() if value is not None}
         answer: Future[Any] = Future()
         with self._lock:
