@@ -1,10 +1,13 @@
 """Tests of a gateway with RocketMQ's official clients for Python and Node, each in a process of its own.
 
-Each test has a topic and a group of its own for each client.
+Each test has a topic and a group of its own for each client. All topics are at two broker groups.
+
+RAYMQ_CHAOS_KILLS (default 2, 40 by `make soak`) sets the number of times that the gateway is killed under load.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,11 +22,12 @@ from tests.support.gateway.official_client import OfficialClient, OfficialError
 from tests.support.gateway.official_place import ARRIVES_S, LANGUAGES, Place, check_load, refused
 from tests.support.history.waiting import eventually
 
-pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
+SOAK = os.environ.get("RAYMQ_SOAK") == "1"
+pytestmark = pytest.mark.timeout(3600 if SOAK else 900)  # The first run installs the clients.
 
 BODY_MAX = 4 << 20
 NAMESPACE = "official"
-KILLS = 2
+KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "40" if SOAK else "2"))
 MESSAGES_BETWEEN_KILLS = 20
 
 
@@ -206,6 +210,36 @@ def test_a_push_consumer_gets_each_message_group_in_order(place: Place) -> None:
     got = place.consumed(consumer, 30)
     for group in range(3):
         assert [int(one["body"]) for one in got if one["group"] == "abc"[group]] == list(range(group, 30, 3))
+    place.settled()
+
+
+def test_a_message_that_fails_keeps_its_place_in_its_group_until_it_succeeds_or_is_a_dead_letter(place: Place) -> None:
+    """Both clients repeat a failed message of a message group themselves, before the group's next message."""
+    dead = Place(place.mq, place.client, place.endpoints, "fifo-dead-letters")
+    for one, failures in ((place, 1), (dead, 99)):
+        one.create("FIFO", retry_max_times=1, retry_intervals_s=(1.0,))
+        one.send(one.open("producer"), "0", "1", group="customer-7")
+        one.open("push", failures=failures)
+    for one, letters in ((place, 0), (dead, 2)):
+        got = one.consumed(f"{one.topic}-push", 4)
+        assert [record["body"] for record in got] == ["0", "0", "1", "1"]
+        one.settled(dead_letters=letters)
+
+
+def test_a_message_waits_until_the_former_message_of_its_group_is_settled(place: Place) -> None:
+    place.create("FIFO")
+    producer, consumer = place.open("producer"), place.open("simple")
+    place.send(producer, "0", "1", group="customer-7")
+    second = f"{place.topic}-second"
+    where = {"endpoints": place.endpoints, "group": place.group, "topic": place.topic}
+    place.client.call("open_simple", name=second, **where)
+    [first] = place.receive(consumer, 1, count=1)
+    assert first["body"] == "0"
+    assert place.client.call("receive", name=second) == []
+    place.ack(consumer, [first])
+    [got] = place.receive(second, 1)
+    assert (got["body"], got["attempt"]) == ("1", 1)
+    place.ack(second, [got])
     place.settled()
 
 

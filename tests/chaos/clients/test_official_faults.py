@@ -7,6 +7,7 @@ RAYMQ_SOAK=1 also runs the test of a listener that takes longer than a gateway's
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from raymq.gateway.service import service
 from tests.support.gateway.gateways import LocalGateway, RunningGateway, local_gateway, running_gateway
 from tests.support.gateway.official import InstallError, or_skip
 from tests.support.gateway.official_client import OfficialClient, OfficialError, official_client
-from tests.support.gateway.official_place import ARRIVES_S, LANGUAGES, Place
+from tests.support.gateway.official_place import ARRIVES_S, LANGUAGES, Place, check_load
 from tests.support.history.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
@@ -260,7 +261,7 @@ def test_an_administrators_questions_reach_push_consumers(
         assert len(place.client.call("records", name=consumer)) == 1
 
 
-# Transactions
+# Other producers and other processes
 
 
 def test_another_producer_answers_for_a_producer_that_was_killed(
@@ -281,6 +282,26 @@ def test_another_producer_answers_for_a_producer_that_was_killed(
         assert [one["body"] for one in got] == ["open"]
         place.ack(f"{place.topic}-simple", got)
         place.settled()
+
+
+def test_clients_see_no_error_but_unavailable_while_a_gateway_stops_and_starts_again(
+    mq: raymq.Client, gateway: RunningGateway, clients: Clients
+) -> None:
+    """The gateway ends its running calls before it stops."""
+    own = places(mq, clients, gateway.endpoints, "stopped")
+    for place in own:
+        place.create()
+        producer, consumer = place.open("producer"), place.open("push")
+        place.client.call("start_load", name=producer, topic=place.topic, prefix="n", pause_s=0.02)
+        place.consumed(consumer, 20)
+    stopped_ms = time.time_ns() // 1_000_000
+    gateway.stop()
+    gateway.start()
+    started_ms = time.time_ns() // 1_000_000
+    for place in own:
+        consumer = f"{place.topic}-push"
+        place.consumed(consumer, len(place.client.call("records", name=consumer)) + 20)
+        check_load(place, [(stopped_ms, started_ms)], failures="UNAVAILABLE")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

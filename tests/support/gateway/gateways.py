@@ -44,8 +44,18 @@ def free_port() -> int:
 class RunningGateway:
     """One or several gateway processes, which listen at `endpoints`."""
 
-    def __init__(self, port: int) -> None:
-        self.endpoints = f"{HOST}:{port}"
+    def __init__(self, port: int, config: Path) -> None:
+        """`config`: the file with the gateway's settings."""
+        self.endpoints, self._config = f"{HOST}:{port}", config
+        self._address = ray.get_runtime_context().gcs_address
+
+    def start(self) -> None:
+        """Start the gateway's processes as `raymq gateway start` does."""
+        launch("gateways", self._address, load_settings(self._config))
+
+    def stop(self) -> None:
+        """Stop the gateway's processes as `raymq gateway stop` does: running calls end first."""
+        launch("stop_gateways", self._address)
 
     def pid(self) -> int:
         """Return the process id of the gateway; 0 while it does not serve."""
@@ -89,12 +99,12 @@ def running_gateway(folder: Path, options: str = "", more: str = "") -> Iterator
     """
     port, config = free_port(), folder / "raymq.yaml"
     config.write_text(f"gateway: {{port: {port}{options}}}\n{more}")
-    address = ray.get_runtime_context().gcs_address
+    gateway = RunningGateway(port, config)
     try:
-        launch("gateways", address, load_settings(config))
-        yield RunningGateway(port)
+        gateway.start()
+        yield gateway
     finally:
-        launch("stop_gateways", address)
+        gateway.stop()
 
 
 class LocalGateway:

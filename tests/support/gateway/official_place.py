@@ -93,12 +93,16 @@ def refused(client: OfficialClient, request: str, **arguments: Any) -> int | Non
     return failure.value.code
 
 
-def check_load(place: Place, outages: Sequence[tuple[int, int]]) -> str:
+def check_load(place: Place, outages: Sequence[tuple[int, int]], failures: str = "") -> str:
     """End a client's load. Check that its push consumer gets each message that was sent, and gets no message twice but
-    for a kill. Returns the figures. `outages`: the times in ms of each kill and of the next start."""
+    for a kill. Returns the figures.
+
+    `outages`: the times in ms of each kill and of the next start. `failures`: a text in the error of each failed send.
+    """
     consumer = f"{place.topic}-push"
     load = place.client.call("end_load", name=f"{place.topic}-producer")
     assert load["ended"]
+    assert [error for *_, error in load["failed"] if failures not in error] == []
     sent = {body: (begin_ms, end_ms) for body, begin_ms, end_ms in load["sent"]}
 
     def all_arrived() -> bool:
