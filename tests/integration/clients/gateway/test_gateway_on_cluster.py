@@ -14,7 +14,15 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.convert.times import duration, millis, timestamp
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.wire import messages as wire
-from raymq.gateway.wire.enums import Code, FilterType, Language, MessageType, QueryOffsetPolicy, TransactionResolution
+from raymq.gateway.wire.enums import (
+    ClientType,
+    Code,
+    FilterType,
+    Language,
+    MessageType,
+    QueryOffsetPolicy,
+    TransactionResolution,
+)
 from tests.support.gateway.gateway_client import ANSWER_S, METADATA, GatewayClient, served
 
 SEND_TIMEOUT_S = 30.0
@@ -235,7 +243,7 @@ def test_an_administrator_asks_a_client_of_a_gateway(mq: raymq.Client) -> None:
         entry = wire.SubscriptionEntry(topic=topic, expression=wire.FilterExpression(expression="*"))
         subscription = wire.Subscription(group=group, subscriptions=[entry])
         library = wire.UA(language=Language.JAVA, version="5.0.7")
-        settings = wire.Settings(subscription=subscription, user_agent=library)
+        settings = wire.Settings(client_type=ClientType.PUSH_CONSUMER, subscription=subscription, user_agent=library)
         await stream.write(wire.TelemetryCommand(settings=settings))
         assert (await stream.read()).status.code == Code.OK
 
@@ -251,7 +259,17 @@ def test_an_administrator_asks_a_client_of_a_gateway(mq: raymq.Client) -> None:
         trace = wire.ThreadStackTrace(nonce=nonce, thread_stack_trace="main\nwait")
         await stream.write(wire.TelemetryCommand(thread_stack_trace=trace))
         [info] = [one for one in await asked if one.member == "client-1"]
-        assert (info.consume_type, [stack.frames for stack in info.stacks]) == ("POP", [("main", "wait")])
+        assert (info.consume_type, [stack.frames for stack in info.stacks]) == ("PUSH", [("main", "wait")])
+        [entry] = await send(client, message(topic, b"once"))
+        async with asyncio.timeout(ANSWER_S):
+            while not (found := await asyncio.to_thread(mq.admin.query_by_id, "gateway-asked", entry.message_id)):
+                await asyncio.sleep(0.1)
+        consumed = asyncio.create_task(asyncio.to_thread(mq.admin.consume_directly, "gateway-asked-g", found[0]))
+        command = (await stream.read()).verify_message_command
+        assert command.message.body == b"once"
+        result = wire.VerifyMessageResult(nonce=command.nonce)
+        await stream.write(wire.TelemetryCommand(status=wire.Status(code=Code.OK), verify_message_result=result))
+        assert (await consumed).status == "CONSUME_SUCCESS"
         end = wire.NotifyClientTerminationRequest(group=group)
         assert (await client.call("NotifyClientTermination", end)).status.code == Code.OK
         stream.cancel()
