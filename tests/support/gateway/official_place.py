@@ -51,8 +51,8 @@ class Place:
         messages = [{"topic": self.topic, "body": body, **fields} for body in bodies]
         return [one["id"] for one in self.client.call("send", name=producer, messages=messages)]
 
-    def receive(self, consumer: str, count: int, **arguments: Any) -> Records:
-        """Receive exactly `count` messages, in as many calls as needed."""
+    def receive(self, consumer: str, count: int, /, **arguments: Any) -> Records:
+        """Receive exactly `count` messages, in as many calls as needed. `arguments`: for each call."""
         found: Records = []
 
         def arrived() -> bool:
