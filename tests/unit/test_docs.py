@@ -106,7 +106,8 @@ def test_pages_with_snippets_are_run():
     """Every page with code snippets must be run by a test. tests/integration/programs/test_guide.py runs README.md,
     whose first program is on index.md, and guide.md. tests/integration/serve/test_tasks.py runs ray-serve.md. In
     tests/integration/servers/, test_hooks.py runs hooks.md, test_members.py runs members.md, and test_queue_kinds.py
-    runs light-queues.md. tests/integration/clients/ runs the other pages. Code that is not run is indented."""
+    runs light-queues.md. tests/chaos/clients/test_gateway_page.py runs gateway.md. tests/integration/clients/ runs the
+    other pages. Code that is not run is indented."""
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
@@ -114,6 +115,7 @@ def test_pages_with_snippets_are_run():
         "coming-from-kafka.md",
         "coming-from-ray-queue.md",
         "filters.md",
+        "gateway.md",
         "guide.md",
         "hooks.md",
         "http.md",
