@@ -24,12 +24,13 @@ FILTER_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register_raymq(spark: SparkSession, *, client: Client | None = None, push_filters: bool = False) -> None:
-    """Make ``spark.read.format("raymq")`` and ``spark.readStream.format("raymq")`` known to a session of Spark 4.
+    """Make ``format("raymq")`` known to a session of Spark 4, to read and to write batches and streams.
 
-    Needs Spark 4.1, and Spark 4.2 for streams; RayDP is not needed. Options and columns are described in docs/spark.md;
-    they have the names and meanings of `read_topic` and `stream_topic`. `client`: the result of `raymq.connect()`;
-    without it, a connection is opened to find the cluster. The client may be closed after this call: Spark's processes
-    connect on their own, as the client's user and in the client's namespace. A second call replaces the first.
+    Needs Spark 4.1, and Spark 4.2 to read streams; RayDP is not needed. Options and columns are described in
+    docs/spark.md; they have the names and meanings of `read_topic`, `stream_topic`, `write_topic` and `topic_sink`.
+    `client`: the result of `raymq.connect()`; without it, a connection is opened to find the cluster. The client may be
+    closed after this call: Spark's processes connect on their own, as the client's user and in the client's namespace.
+    A second call replaces the first.
 
     `push_filters`: let Spark push the filters of a query down, so that fewer messages are read. Spark 4.1 to 4.3 keep
     the plan of the last pushed filter for all uses of a DataFrame. So with `push_filters` call `load()` anew for each
@@ -61,7 +62,7 @@ def source_class(settings: SourceSettings) -> type[Any]:
     from raydp_jobs.data_source.topic_data_source import TopicDataSource
 
     class SessionTopicSource(TopicDataSource):
-        """Reads the topics of the cluster to which the session was registered."""
+        """Reads and writes the topics of the cluster to which the session was registered."""
 
     SessionTopicSource.settings = settings
     return SessionTopicSource

@@ -1,4 +1,5 @@
-"""Topics as a data source of Spark 4 in Python: ``spark.read.format("raymq")``.
+"""Topics as a data source of Spark 4 in Python: ``spark.read.format("raymq")``. Other modules have the stream's reader
+and the writers.
 
 Spark calls this module in several processes. None of them is the user's program:
 
@@ -7,6 +8,7 @@ Spark calls this module in several processes. None of them is the user's program
     pushed filters    a planning process for each query: `pushFilters`, then `partitions`
     each task         a Python worker: `read`, which returns Arrow batches
     each stream       a process for the time of the query (raydp_jobs.data_source.stream_reader)
+    each write        the processes in raydp_jobs.data_source.topic_writers
 
 A planning process connects to the cluster and ends after the plan. The objects of this module travel between the
 processes as pickles, so they contain only plain values.
@@ -18,12 +20,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from raydp_jobs.data_source.options import batch_options, parse_options, scan_options, stream_options
+from raydp_jobs.data_source.options import (
+    batch_options,
+    batch_write_options,
+    parse_options,
+    scan_options,
+    stream_options,
+    stream_write_options,
+)
 from raydp_jobs.data_source.partitions import SourceSettings, TopicPartition, read_partition
 from raydp_jobs.data_source.pushed_filters import Conditions, conditions_of, narrow_ranges, tags_of
+from raydp_jobs.data_source.topic_writers import TopicBatchWriter, TopicStreamWriter, row_write
 from raydp_jobs.data_source.versions import STREAM_SPARK, check_spark4
 from raydp_jobs.source.reader import SMALL_COLUMNS_BYTES, spark_schema
 from raymq.client.client import connect
@@ -112,6 +122,16 @@ class TopicDataSource(DataSource):
 
         options = stream_options(self.options)
         return TopicStreamReader(self.settings, options, chosen_columns(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # Spark's arguments
+        """Return the writer of a batch. Raises the errors of `batch_write_options` and `row_write`."""
+        options = batch_write_options(self.options)
+        return TopicBatchWriter(row_write(self.settings.address, schema, overwrite, options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return the writer of a stream. Raises the errors of `stream_write_options` and `row_write`."""
+        options = stream_write_options(self.options)
+        return TopicStreamWriter(row_write(self.settings.address, schema, overwrite, options))
 
 
 def chosen_columns(schema: StructType, options: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,13 @@ the name of the expected type, and an example expression that creates a valid va
 def check_columns(df: DataFrame) -> None:
     """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error's text lists all problems
     and how to solve them."""
-    names = df.columns
+    check_fields(list(df.schema))
+
+
+def check_fields(fields: Sequence[types.StructField]) -> None:
+    """Raise InvalidArgumentError unless rows with these columns can be written to a topic. The error's text lists all
+    problems and how to solve them."""
+    names = [field.name for field in fields]
     wrong = (
         [] if "body" in names else ["column 'body' is missing: rename a column with df.withColumnRenamed(…, 'body')"]
     )
@@ -77,7 +83,7 @@ def check_columns(df: DataFrame) -> None:
             f"a message has no {', '.join(map(repr, unknown))}: leave columns out with df.select({chosen}), or put "
             "them into 'properties' or 'body'"
         )
-    for field in df.schema:
+    for field in fields:
         if field.name in _KINDS:
             fits, expected, mend = _KINDS[field.name]
             if not fits(field.dataType):

@@ -13,10 +13,10 @@ The module also contains the connection to the cluster, for the driver and for S
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -65,7 +65,31 @@ _FOR_GOOD: Final = (
 )
 """Classes of errors that would occur again if Spark repeated the task."""
 
-logger = logging.getLogger(__name__)
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Name of the job property in which Spark gives the id of a streaming query, which the query's checkpoint stores."""
+BATCH_ID: Final = "streaming.sql.batchId"
+"""Name of the job property in which Spark gives the number of a streaming query's batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """A row of the schema RESULT_SCHEMA. A field that does not apply is None."""
+
+    stored_before: int | None = None
+    broker_name: str | None = None
+    queue_topic: str | None = None
+    queue_id: int | None = None
+    rows: int | None = None
+    first_offset: int | None = None
+    end_offset: int | None = None
+    error: str | None = None
+    error_kind: str | None = None
+
+
+def short_id(query: str, topic: str) -> str:
+    """Return a short id of a query for its producer ids. Each record contains the producer id, so the id must be
+    short."""
+    return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
 
 
 class Writers(Protocol):
@@ -90,6 +114,11 @@ class TaskWrite:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of this task's partition. Yields one Arrow batch with the schema RESULT_SCHEMA."""
+        yield _rows(self.write(batches))
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[ResultRow]:
+        """Write the rows of this task's partition. Returns one row for each queue and one row for the partition, or one
+        row with an error that would occur again."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         try:
@@ -102,9 +131,8 @@ class TaskWrite:
                         writer.write(batch)
                 result = writer.finish()
         except _FOR_GOOD as error:
-            yield _rows([_failed(error, partition)])
-            return
-        yield _rows(_result_rows(result))
+            return [_failed(error, partition)]
+        return list(_result_rows(result))
 
 
 def check_partition(topic: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -149,7 +177,7 @@ class WriteSummary:
     @classmethod
     def of(cls, rows: Iterable[Any]) -> WriteSummary:
         """Add up the results that the tasks of a write to a topic returned. If a task returned an error, raises this
-        error."""
+        error. `rows`: objects with the fields of ResultRow."""
         count = before = 0
         queues: dict[MessageQueue, QueueRows] = {}
         for row in rows:
@@ -170,24 +198,24 @@ class WriteSummary:
         return cls(count, before, tuple(queues[queue] for queue in sorted(queues)))
 
 
-def _result_rows(result: WriteResult) -> Iterator[dict[str, Any]]:
-    yield {"rows": result.count, "stored_before": result.stored_before}
+def _result_rows(result: WriteResult) -> Iterator[ResultRow]:
+    yield ResultRow(rows=result.count, stored_before=result.stored_before)
     by_queue: dict[MessageQueue, list[tuple[int, int]]] = {}
     for piece in result.ranges:
         by_queue.setdefault(piece.queue, []).append((piece.first_offset, piece.count))
     for queue, pieces in by_queue.items():
-        yield {
-            "broker_name": queue.broker_name,
-            "queue_topic": queue.topic,
-            "queue_id": queue.queue_id,
-            "rows": sum(count for _, count in pieces),
-            "first_offset": pieces[0][0],
-            "end_offset": pieces[-1][0] + pieces[-1][1],
-        }
+        yield ResultRow(
+            broker_name=queue.broker_name,
+            queue_topic=queue.topic,
+            queue_id=queue.queue_id,
+            rows=sum(count for _, count in pieces),
+            first_offset=pieces[0][0],
+            end_offset=pieces[-1][0] + pieces[-1][1],
+        )
 
 
-def _failed(error: RaymqError, partition: int) -> dict[str, Any]:
-    return {"error": f"partition {partition}: {error}", "error_kind": type(error).__name__}
+def _failed(error: RaymqError, partition: int) -> ResultRow:
+    return ResultRow(error=f"partition {partition}: {error}", error_kind=type(error).__name__)
 
 
 def _told(kind: str, text: str) -> RaymqError:
@@ -197,9 +225,8 @@ def _told(kind: str, text: str) -> RaymqError:
     return MessageIllegalError(text) if found is MessageIllegalError else InvalidArgumentError(text)
 
 
-def _rows(rows: Iterable[dict[str, Any]] | Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    full = [{name: row.get(name) for name in _ARROW_SCHEMA.names} for row in rows]
-    return pa.RecordBatch.from_pylist(full, _ARROW_SCHEMA)
+def _rows(rows: Iterable[ResultRow]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([asdict(row) for row in rows], _ARROW_SCHEMA)
 
 
 class TopicConnection(Protocol):

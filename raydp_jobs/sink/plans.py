@@ -6,12 +6,18 @@ PLACE is a directory in the streaming query's checkpoint. The first driver write
 checkpoint files: completely or not at all, on each file system that Spark supports (CheckpointFileManager). Other
 drivers read the file. The file of a batch is deleted after 100 later batches were planned. Spark repeats only the last
 batch.
+
+``format("raymq")`` has no access to Spark's file systems: its processes write the files to a mounted directory
+(PlanDirectory).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -116,3 +122,41 @@ class PlanFiles:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
+
+
+class PlanDirectory:
+    """The plan files of one query's writes to one topic, in a directory `place` that all processes of the query see."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
+        """Store `planned` as the plan of a batch, unless a plan of this batch is already stored. Returns the stored
+        plan, which is durable. Any number of processes may call this at the same time; all get the same plan. Raises
+        OSError if the directory cannot be used."""
+        path = self._place / f"{batch}.json"
+        if not path.exists():
+            self._place.mkdir(parents=True, exist_ok=True)
+            self._write(path, planned.encode())
+            if batch >= KEPT:
+                (self._place / f"{batch - KEPT}.json").unlink(missing_ok=True)
+        return WritePlan.decode(topic, path.read_text(), str(path))
+
+    def _write(self, path: Path, text: str) -> None:
+        partial = self._place / f".{uuid.uuid4().hex}.partial"
+        try:
+            with partial.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            # A hard link appears completely or not at all, and never replaces the plan of another process.
+            os.link(partial, path)
+            directory = os.open(self._place, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except FileExistsError:
+            pass  # another process wrote the plan first
+        finally:
+            partial.unlink(missing_ok=True)

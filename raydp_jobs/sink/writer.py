@@ -10,7 +10,6 @@ id, the batch is the epoch, and the row number determines queue and sequence.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import threading
@@ -27,12 +26,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from raydp_jobs.sink.columns import Sort, check_columns, check_sort, in_fixed_order, partitions_of
 from raydp_jobs.sink.partitions import (
+    QUERY_ID,
     RESULT_SCHEMA,
     ClusterConnection,
     TaskWrite,
     TopicConnection,
     WriteSummary,
     check_partition,
+    short_id,
 )
 from raydp_jobs.sink.plans import PlanFiles, WritePlan
 from raydp_jobs.stream.spark_internals import checkpoint_of
@@ -43,7 +44,6 @@ from raymq.common.errors import ClientStateError, InvalidArgumentError
 from raymq.common.names import check_user_topic
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
-_QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 """Name of the job property that contains a streaming query's run id. Spark uses the run id as the job group of the
 query's jobs."""
@@ -172,7 +172,7 @@ class _BatchWrite:
         if self._check_first:
             _collect(rows.mapInArrow(partial(_check, self.topic), RESULT_SCHEMA))
         writers = self._connection.writers(self.topic, plan.queues, plan.time_ms)
-        task = TaskWrite(writers, _short(query, self.topic), batch, plan.first_queue)
+        task = TaskWrite(writers, short_id(query, self.topic), batch, plan.first_queue)
         return _collect(rows.mapInArrow(task, RESULT_SCHEMA))
 
     def _fixed(self, df: DataFrame, batch: int, plan: WritePlan, place: str) -> WritePlan:
@@ -230,16 +230,10 @@ def _check(topic: str, batches: Any) -> Any:
     return check_partition(topic, batches)
 
 
-def _short(query: str, topic: str) -> str:
-    """Return a short id of the query for its producer ids. Each record contains the producer id, so the id must be
-    short."""
-    return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
-
-
 def _present_query(df: DataFrame) -> tuple[str, str]:
     """Return the id of the streaming query whose batch is `df`, and the id of the query's run."""
     context = df.sparkSession.sparkContext
-    query, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
+    query, run = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_RUN_ID)
     if not query:
         raise ClientStateError(
             "a topic_sink is a function for df.writeStream.foreachBatch; for a batch DataFrame use write_topic"

@@ -16,7 +16,16 @@ from click.testing import CliRunner
 from pyspark.sql.types import BinaryType, StructField
 
 import raymq
-from raydp_jobs.data_source.options import BATCH_OPTIONS, STREAM_OPTIONS, batch_options, stream_options
+from raydp_jobs.data_source.options import (
+    BATCH_OPTIONS,
+    BATCH_WRITE_OPTIONS,
+    STREAM_OPTIONS,
+    STREAM_WRITE_OPTIONS,
+    batch_options,
+    batch_write_options,
+    stream_options,
+    stream_write_options,
+)
 from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.sink.writer import topic_sink, write_topic
 from raydp_jobs.source import reader
@@ -41,6 +50,11 @@ def options_of(function: Callable[..., Any], *more: type) -> set[str]:
     """Return the names of a function's keyword options. `more`: the TypedDicts of its ``**`` arguments."""
     names = {name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
     return names.union(*(kind.__annotations__ for kind in more))
+
+
+def texts(options: dict[str, Any]) -> dict[str, str]:
+    """Return options as Spark passes them to a data source, with a topic."""
+    return {"topic": "orders", **{name: str(value) for name, value in options.items()}}
 
 
 class Frame:
@@ -68,12 +82,20 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     ),
     "spark topic_sink": (lambda **options: topic_sink("orders", **options), options_of(topic_sink, ProducerOptions)),
     "spark format, batch": (
-        lambda **options: batch_options({"topic": "orders", **{name: str(value) for name, value in options.items()}}),
+        lambda **options: batch_options(texts(options)),
         set(BATCH_OPTIONS),
     ),
     "spark format, stream": (
-        lambda **options: stream_options({"topic": "orders", **{name: str(value) for name, value in options.items()}}),
+        lambda **options: stream_options(texts(options)),
         set(STREAM_OPTIONS),
+    ),
+    "spark format, batch write": (
+        lambda **options: batch_write_options(texts(options)),
+        set(BATCH_WRITE_OPTIONS),
+    ),
+    "spark format, stream write": (
+        lambda **options: stream_write_options(texts(options)),
+        set(STREAM_WRITE_OPTIONS),
     ),
     "ray read_topic": (lambda **options: reading.read_topic("orders", **options), options_of(reading.read_topic)),
     "ray iter_topic": (

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +14,24 @@ import pytest
 import raymq
 from raydp_jobs.data_source.options import (
     BATCH_OPTIONS,
+    BATCH_WRITE_OPTIONS,
     STREAM_OPTIONS,
+    STREAM_WRITE_OPTIONS,
     batch_options,
+    batch_write_options,
     parse_options,
+    producer_options,
     scan_options,
     stream_options,
+    stream_write_options,
 )
+from raydp_jobs.sink.writer import topic_sink, write_topic
 from raydp_jobs.source.reader import read_topic
 from raydp_jobs.stream.topic_stream import StartingOptions, stream_topic
+from raymq.client.producer.settings import ProducerOptions
 from raymq.client.scan.ranges import ScanOptions, plan_ranges
 from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.records.format.compression import Compression, CompressionType
 from tests.support.clients.scan_source import T0_MS, Queues
 
 # Ignore PySpark's deprecation warning about distutils.
@@ -178,3 +187,89 @@ def test_the_options_of_the_format_plan_the_same_ranges_as_those_of_the_function
         fail_on_data_loss=True,
     )
     assert sum(one.size for one in planned) == 31
+
+
+WRITERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Mapping[str, Any]]] = {
+    "batch": (write_topic, batch_write_options, BATCH_WRITE_OPTIONS),
+    "stream": (topic_sink, stream_write_options, STREAM_WRITE_OPTIONS),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_each_option_of_the_writing_functions_is_obeyed_or_refused_with_a_reason(writer: str) -> None:
+    function, convert, known = WRITERS[writer]
+    names = {name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+    spark = {"checkpointlocation"} if writer == "stream" else set()
+    obeyed = known.keys() - {"topic"} - spark
+    for name in obeyed | names | ProducerOptions.__annotations__.keys():
+        if name in obeyed:
+            assert name in names | ProducerOptions.__annotations__.keys()
+            assert name in WRITE_TEXTS
+        else:
+            with pytest.raises(InvalidArgumentError, match=rf"no option {name}: "):
+                convert({"topic": "orders", name: "1"})
+
+
+WRITE_TEXTS: dict[str, tuple[str, Any]] = {
+    "topic": ("orders", "orders"),
+    "sort": ("always", "always"),
+    "write_id": ("load-7", "load-7"),
+    "plan_location": ("file:///data/plans", Path("/data/plans")),
+    "send_timeout_s": ("7.5", 7.5),
+    "attempt_timeout_s": ("2", 2.0),
+    "max_buffered_bytes": ("1000000", 1_000_000),
+    "max_buffered_messages": ("1000", 1000),
+    "max_message_size_bytes": ("1000", 1000),
+    "compression": ("LZ4", Compression(CompressionType.LZ4)),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("option", WRITE_TEXTS)
+def test_a_text_of_a_write_becomes_the_value_of_the_functions(writer: str, option: str) -> None:
+    _, convert, known = WRITERS[writer]
+    if option not in known:
+        return
+    text, value = WRITE_TEXTS[option]
+    needed = {"write_id": "w"} if (writer, option) == ("batch", "plan_location") else {}
+    options = convert({"topic": "orders", **needed, option.upper(): text})
+    assert options[option] == value
+    assert (option in producer_options(options)) == (option in ProducerOptions.__annotations__)
+    if option != "topic":
+        assert convert({"topic": "orders", option: None}) == convert({"topic": "orders"})
+
+
+def test_the_checkpoint_of_a_query_is_an_option_of_spark() -> None:
+    assert stream_write_options({"topic": "orders", "checkpointLocation": "/x"}) == {"topic": "orders", "sort": "auto"}
+
+
+@pytest.mark.parametrize("convert", [batch_write_options, stream_write_options])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "choose the topic"),
+        ({"topic": "orders,payments"}, "orders,payments"),
+        ({"topic": "or ders"}, "or ders"),
+        ({"sort": "maybe"}, "sort must be one of auto, always, never"),
+        ({"plan_location": "plans"}, "absolute path"),
+        ({"plan_location": "hdfs://name/plans"}, "absolute path"),
+        ({"compression": "snappy"}, "none, lz4, zstd, zlib"),
+        ({"send_timeout_s": "soon"}, "send_timeout_s must be a number of seconds"),
+        ({"send_timeout_s": "0"}, "send_timeout_s"),
+        ({"max_buffered_bytes": "0"}, "max_buffered_bytes"),
+        ({"sendTimeoutS": "3"}, "write send_timeout_s"),
+        ({"path": "orders"}, "call save() without a path"),
+        ({"max_offsets": "3"}, "its options are"),
+        ({"hooks": "x"}, "a text, not a function"),
+    ],
+)
+def test_a_wrong_option_of_a_write_is_refused(convert: Callable[..., Any], given: dict[str, str], message: str) -> None:
+    with pytest.raises(RaymqError, match=re.escape(message)):
+        convert({"topic": "orders", **given} if given else {})
+
+
+def test_a_plan_needs_the_name_of_its_write() -> None:
+    with pytest.raises(InvalidArgumentError, match="pass write_id, too"):
+        batch_write_options({"topic": "orders", "plan_location": "/data/plans"})
+    with pytest.raises(InvalidArgumentError, match="write_id must be a text"):
+        batch_write_options({"topic": "orders", "write_id": ""})

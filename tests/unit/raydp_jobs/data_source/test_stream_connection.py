@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType, SimpleNamespace
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raymq.common.errors import ServiceNotAvailableError
-
-SPARK4 = {
-    "pyspark.sql.datasource": ("DataSourceStreamReader", "DataSource", "DataSourceReader", "Filter", "InputPartition"),
-    "pyspark.sql.streaming.datasource": (
-        *("ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"),
-    ),
-}
+from tests.support.spark.fake_spark4 import with_fake_spark4
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return the module of the stream's reader, with empty classes in place of Spark 4's classes."""
-    for name, classes in SPARK4.items():
-        fake = ModuleType(name)
-        for one in classes:
-            setattr(fake, one, type(one, (), {}))
-        monkeypatch.setitem(sys.modules, name, fake)
-    before = set(sys.modules)
-    from raydp_jobs.data_source import stream_reader
-
-    yield stream_reader
-    for name in set(sys.modules) - before:
-        if name.startswith("raydp_jobs.data_source"):
-            del sys.modules[name]
+    with with_fake_spark4(monkeypatch, "stream_reader") as [stream_reader]:
+        yield stream_reader
 
 
 class Cluster:
