@@ -39,11 +39,12 @@ from tests.bench import (
 from tests.bench.cluster import embedded
 from tests.bench.consuming import consume, delay, filters
 from tests.bench.figures import Figure, as_markdown, as_table
+from tests.bench.gateway.gateway import gateway
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peer_versions, peers
 
 CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
-    groups lone-send memory trace scrub spark""".split()
+    groups lone-send memory trace scrub gateway spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis hiredis nats-py".split()
@@ -134,6 +135,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "trace": trace.trace,
         "scrub": scrub.scrub,
         "filter": filters.filters,
+        "gateway": gateway,
     }
     if section in in_rounds:
         return in_rounds[section](client, rounds=rounds, scale=size)
