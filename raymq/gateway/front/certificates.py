@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from raymq.common.errors import ConfigError
 
@@ -15,15 +16,6 @@ SETTLE_READS_MAX: Final = 3
 """Number of times that two files are read again because they changed while they were read."""
 
 logger = logging.getLogger(__name__)
-
-
-class ServerCertificate(NamedTuple):
-    """The PEM texts with which a server proves its identity: its certificate chain, and the chain's private key.
-    `context`: the same as a context of Python's TLS."""
-
-    certificate_chain: bytes
-    private_key: bytes
-    context: ssl.SSLContext
 
 
 class CertificateFiles:
@@ -36,14 +28,14 @@ class CertificateFiles:
         """The state of the files at the last read, by which a change is noticed."""
         self._logged = ""
 
-    def read(self) -> ServerCertificate:
-        """Return the certificate. Raises ConfigError if a file cannot be read, or if the key is not the certificate's
-        key."""
+    def read(self) -> ssl.SSLContext:
+        """Return a context with the certificate. Raises ConfigError if a file cannot be read, or if the key belongs to
+        another certificate."""
         with self._lock:
             return self._read()
 
-    def changed(self) -> ServerCertificate | None:
-        """Return the certificate if a file has changed since the last read, else None.
+    def changed(self) -> ssl.SSLContext | None:
+        """Return a context with the new certificate if a file has changed since the last read, else None.
 
         If the changed files cannot be used, returns None, and logs each reason once: the server goes on with its former
         certificate. A file may be half written, or the other file is still the former one.
@@ -57,31 +49,35 @@ class CertificateFiles:
                     logger.warning("the gateway goes on with its former certificate: %s", error)
                 return None
 
-    def context(self) -> ssl.SSLContext:
-        """Return a context for TLS servers that always uses the newest certificate for new connections. Raises
-        ConfigError as `read` does."""
-        newest = [self.read().context]
+    def context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+        """Return a context for TLS servers that always uses the newest certificate for new connections. `protocols`:
+        the protocols that the server offers (ALPN); empty for none. Raises ConfigError as `read` does."""
+        newest = [self.read()]
+
+        def offering(context: ssl.SSLContext) -> ssl.SSLContext:
+            if protocols:
+                context.set_alpn_protocols(list(protocols))
+            return context
 
         def begin(connection: ssl.SSLObject, name: str | None, used: ssl.SSLContext) -> None:
             changed = self.changed()
             if changed is not None:
-                newest[0] = changed.context
+                newest[0] = offering(changed)
             connection.context = newest[0]
 
         # OpenSSL calls this function before it sends the certificate, also to a client that names no server
-        first = newest[0]
+        first = offering(newest[0])
         first.sni_callback = begin
         return first
 
-    def _read(self) -> ServerCertificate:
+    def _read(self) -> ssl.SSLContext:
         try:
             for _ in range(SETTLE_READS_MAX):
                 self._version = self._state()
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.load_cert_chain(self._certificate, self._key)
-                found = ServerCertificate(self._certificate.read_bytes(), self._key.read_bytes(), context)
                 if self._state() == self._version:
-                    return found
+                    return context
         # ssl.SSLError is an OSError
         except (OSError, ValueError) as error:
             raise ConfigError(

@@ -72,6 +72,11 @@ class MessageBuffer:
         """True if a whole message has arrived."""
         return 0 < self._whole_bytes <= len(self._data)
 
+    @property
+    def has_surplus(self) -> bool:
+        """True if more than one message has begun to arrive."""
+        return 0 < self._whole_bytes < len(self._data)
+
     def add(self, data: bytes) -> None:
         """Add data of the request. Raises CallEndedError if the next message is too large."""
         self._data += data
