@@ -47,6 +47,7 @@ from raymq.gateway.front.frames import (
     without_padding,
 )
 from raymq.gateway.front.header_blocks import BLOCK_BYTES_MAX, HEADERS_BYTES_MAX, HeaderReader
+from raymq.gateway.front.header_decoder import HEADER_TABLE_BYTES
 
 STREAMS_MAX: Final = 1000
 """Maximum number of calls at the same time on one connection."""
@@ -59,8 +60,6 @@ REPLIES_BYTES_MAX: Final = 512 * 1024
 replies without reading them."""
 _LEFT_STREAMS_MAX: Final = 1000
 """Number of streams that the server ended first, and whose later frames are ignored."""
-_TABLE_BYTES: Final = 4096
-"""The size in bytes of HPACK's dynamic table, unless a client makes it smaller."""
 
 
 class RequestOpened(NamedTuple):
@@ -336,7 +335,7 @@ class Http2Connection:
                 first_window = value
             elif name == Setting.MAX_FRAME_SIZE:
                 self._queue.frame_bytes_max = min(value, DATA_FRAME_BYTES_MAX)
-            elif name == Setting.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
+            elif name == Setting.HEADER_TABLE_SIZE and value < HEADER_TABLE_BYTES:
                 self._queue.drops_table = True
         difference, self._first_window = first_window - self._first_window, first_window
         if difference:

@@ -6,35 +6,33 @@ size of the table.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from hpack import Decoder, Encoder, HPACKError
+from hpack import Encoder, HPACKDecodingError
 
 from raymq.gateway.front.frames import Http2Code, Http2ConnectionError, Http2StreamError
+from raymq.gateway.front.header_decoder import HeaderDecoder
 
 HEADERS_BYTES_MAX: Final = 16 * 1024
 """Maximum size in bytes of a request's headers. HPACK counts 32 bytes more for each header."""
 BLOCK_BYTES_MAX: Final = 64 * 1024
 """Size in bytes of a header block, and of its decoded headers, at which the connection ends. Smaller headers that are
 too large end their call only."""
+_CACHED_NAMES_MAX: Final = 64
+"""Number of headers up to which the check of their names is kept for the next request."""
 DROP_TABLE: Final = b"\x20"
 """The first byte of a block after which the dynamic table has size 0."""
-_HEADER_EXTRA_BYTES: Final = 32
 
 _ILLEGAL_VALUE: Final = re.compile(rb"[\0\r\n]")
 _LEGAL_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _REQUEST_FIELDS: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
-_NEEDED_FIELDS: Final = (b":method", b":scheme", b":path")
+_NEEDED_FIELDS: Final = frozenset((b":method", b":scheme", b":path"))
 _CONNECTION_FIELDS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
-
-# its lines for debugging show whole headers, also signatures
-logging.getLogger("hpack").setLevel(logging.INFO)
 
 
 class RequestHeaders(NamedTuple):
@@ -49,33 +47,30 @@ class HeaderReader:
     """Decodes the header blocks of one connection, in the order in which they arrive."""
 
     def __init__(self) -> None:
-        self._decoder = Decoder(max_header_list_size=BLOCK_BYTES_MAX)
+        self._decoder = HeaderDecoder(BLOCK_BYTES_MAX)
 
     def request(self, block: bytes) -> RequestHeaders:
         """Return the headers in the block that begins a request. Raises Http2ConnectionError if the block cannot be
         decoded, and Http2StreamError if a header is illegal."""
         decoded = self._decoded(block)
-        fields: dict[bytes, bytes] = {}
-        size, regular = 0, False
-        for name, value in decoded:
-            size += len(name) + len(value) + _HEADER_EXTRA_BYTES
-            if name.startswith(b":"):
-                if regular or name in fields or name not in _REQUEST_FIELDS:
-                    raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "a pseudo-header is unknown, late or repeated")
-            else:
-                regular = True
-            fields[name] = value
-        _check_regular(decoded)
-        if any(not fields.get(name) for name in _NEEDED_FIELDS):
-            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "a pseudo-header is missing")
-        return RequestHeaders(fields, size > HEADERS_BYTES_MAX)
+        names = tuple([name for name, _ in decoded])
+        fault = _fault(names) if len(names) <= _CACHED_NAMES_MAX else _fault.__wrapped__(names)
+        if fault:
+            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, fault)
+        fields = dict(decoded)
+        if not (fields[b":method"] and fields[b":scheme"] and fields[b":path"]):
+            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "a pseudo-header is empty")
+        _check_values(decoded)
+        if fields.get(b"te", b"trailers") != b"trailers":
+            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "the header te may only name trailers")
+        return RequestHeaders(fields, self._decoder.list_bytes > HEADERS_BYTES_MAX)
 
     def trailers(self, block: bytes) -> None:
         """Check the block that ends a request. Raises the errors of `request`."""
         decoded = self._decoded(block)
-        if any(name.startswith(b":") for name, _ in decoded):
-            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "trailers have a pseudo-header")
-        _check_regular(decoded)
+        if not all(_is_legal(name) for name, _ in decoded):
+            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "trailers have a header that is illegal in HTTP/2")
+        _check_values(decoded)
 
     def skip(self, block: bytes) -> None:
         """Decode a block that nobody needs: later blocks refer to its headers. Raises Http2ConnectionError if the block
@@ -84,25 +79,30 @@ class HeaderReader:
 
     def _decoded(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
         try:
-            return list(self._decoder.decode(block, raw=True))
-        # a block may also end inside a number or a Huffman code, which hpack shows as an IndexError
-        except (HPACKError, IndexError) as error:
+            return self._decoder.decode(block)
+        except HPACKDecodingError as error:
             raise Http2ConnectionError(Http2Code.COMPRESSION_ERROR, f"a header block is malformed: {error}") from None
 
 
-def _check_regular(fields: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise Http2StreamError if a header is illegal in HTTP/2."""
-    for name, value in fields:
-        if not _is_legal(name) or (name == b"te" and value.lower() != b"trailers"):
-            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "a header is illegal in HTTP/2")
+def _check_values(fields: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Http2StreamError if a value is illegal in HTTP/2."""
     if _ILLEGAL_VALUE.search(b"".join([value for _, value in fields])):
         raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "the value of a header has a line end or a zero byte")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
+def _fault(names: tuple[bytes, ...]) -> str:
+    """Return why a request may not have headers of these names, in this order; empty if it may. A client sends nearly
+    always the same names."""
+    count = next((number for number, name in enumerate(names) if not name.startswith(b":")), len(names))
+    pseudo = set(names[:count])
+    if len(pseudo) < count or not pseudo <= _REQUEST_FIELDS or not pseudo >= _NEEDED_FIELDS:
+        return "a pseudo-header is unknown, repeated or missing"
+    return "" if all(_is_legal(name) for name in names[count:]) else "a header is illegal in HTTP/2, or late"
+
+
 def _is_legal(name: bytes) -> bool:
-    if name.startswith(b":"):
-        return name in _REQUEST_FIELDS
+    """Return whether a header that is no pseudo-header may have a name."""
     return name not in _CONNECTION_FIELDS and _LEGAL_NAME.fullmatch(name) is not None
 
 
