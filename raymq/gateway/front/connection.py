@@ -58,6 +58,8 @@ CONNECTION_WINDOW_BYTES: Final = 16 << 20
 REPLIES_BYTES_MAX: Final = 512 * 1024
 """Size in bytes of frames that wait for the socket, at which the connection ends. A client reaches it if it demands
 replies without reading them."""
+WINDOW_STEP_BYTES: Final = 1024
+"""Size in bytes of a normal step of a client's window. Smaller steps count as frames without content."""
 _LEFT_STREAMS_MAX: Final = 1000
 """Number of streams that the server ended first, and whose later frames are ignored."""
 
@@ -367,7 +369,9 @@ class Http2Connection:
 
     def _read_window(self, stream_id: int, flags: int, payload: bytes) -> None:
         increment = read_u32(payload, "WINDOW_UPDATE") & WINDOW_MAX
-        self._floods.idle_frame(self._now_s)
+        # larger increments have a bound already: no window may grow beyond its maximum
+        if increment < WINDOW_STEP_BYTES:
+            self._floods.idle_frame(self._now_s)
         if not stream_id:
             self._queue.window += increment
             if not increment or self._queue.window > WINDOW_MAX:

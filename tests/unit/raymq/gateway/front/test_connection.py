@@ -523,6 +523,14 @@ def test_a_flood_of_frames_without_content_ends_the_connection(flood: bytes) -> 
     assert served.failure() == Http2Code.ENHANCE_YOUR_CALM
 
 
+def test_a_client_that_reads_much_sends_many_windows() -> None:
+    served = Served()
+    served.send(served.client.request(1))
+    for _ in range(2 * IDLE_FRAMES_MAX // 100):
+        served.send((window_frame(0, 1024) + window_frame(1, 1024)) * 100)
+    assert served.failure() is None
+
+
 def test_replies_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPLIES_BYTES_MAX", 9 * 100)
     served = Served()
