@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import time
+from functools import lru_cache
 from typing import Any, Final
 
 from raymq.common.errors import ServiceNotAvailableError
@@ -284,9 +285,7 @@ class ClientConnection(asyncio.Protocol):
         if handler is None:
             raise CallEndedError(GrpcStatus.UNIMPLEMENTED, "the gateway has no such method")
         headers = {
-            name.decode("ascii"): value.decode("utf-8", "replace")
-            for name, value in fields.items()
-            if not name.startswith(b":") and not name.endswith(b"-bin")
+            text: value.decode("utf-8", "replace") for name, value in fields.items() if (text := _metadata_name(name))
         }
         encoding = headers.get("grpc-encoding", "identity")
         if not encoding_is_known(encoding):
@@ -342,6 +341,13 @@ class ClientConnection(asyncio.Protocol):
         """Cancel all calls: their streams have ended."""
         for call in list(self.calls.values()):
             call.gone()
+
+
+@lru_cache(maxsize=256)
+def _metadata_name(name: bytes) -> str:
+    """Return the name of a header that handlers get; empty for a pseudo-header, and for a header with a binary
+    value."""
+    return "" if name.startswith(b":") or name.endswith(b"-bin") else name.decode("ascii")
 
 
 def _protocol_of(transport: Any) -> str | None:
