@@ -148,7 +148,8 @@ class Http2Connection:
         if self.is_closing:
             return []
         self._now_s = now_s
-        self._events = events = []
+        events: list[Event] = []
+        self._events = events
         try:
             if self._buffer:
                 self._buffer += data

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Final
 
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.protocol.group import GroupConfig, is_ordered
@@ -40,6 +41,9 @@ from raymq.gateway.wire.messages import (
 )
 from raymq.gateway.wire.parsing import parse_request
 from raymq.gateway.wire.table import SERVICE
+
+FIRST_COMMAND_S: Final = 5.0
+"""Time in seconds that a client whose stream is refused has for its first command."""
 
 
 class ClientCalls:
@@ -101,6 +105,8 @@ class ClientCalls:
             call = self._access.authenticated(call)
             stream = CommandStream(client_id_of(call), call)
         except RaymqError as error:
+            # gRPC for Python loses the reason if the stream ends before the client's first write
+            await _first_command(requests)
             yield _refusal(error)
             raise StreamRefusedError(str(error)) from None
         reader = asyncio.create_task(self._read(call, stream, requests))
@@ -201,6 +207,15 @@ class ClientCalls:
                 # the topic may be created later; the client asks for its route then
                 continue
         return False
+
+
+async def _first_command(requests: AsyncIterator[bytes]) -> None:
+    """Wait until a client has written its first command or has ended its stream, up to FIRST_COMMAND_S."""
+    try:
+        async with asyncio.timeout(FIRST_COMMAND_S):
+            await anext(requests, None)
+    except TimeoutError:
+        return
 
 
 def _refusal(error: BaseException) -> bytes:
