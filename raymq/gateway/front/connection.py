@@ -370,8 +370,9 @@ class Http2Connection:
 
     def _read_window(self, stream_id: int, flags: int, payload: bytes) -> None:
         increment = read_u32(payload, "WINDOW_UPDATE") & WINDOW_MAX
-        # larger increments have a bound already: no window may grow beyond its maximum
-        if increment < WINDOW_STEP_BYTES:
+        stream = self._streams.get(stream_id)
+        # larger increments have a bound already: no window of an open stream may grow beyond its maximum
+        if increment < WINDOW_STEP_BYTES or (stream_id and stream is None):
             self._floods.idle_frame(self._now_s)
         if not stream_id:
             self._queue.window += increment
@@ -380,7 +381,6 @@ class Http2Connection:
                 raise Http2ConnectionError(code, "the window of the connection cannot change so")
             return
         self._refuse_idle(stream_id, "WINDOW_UPDATE")
-        stream = self._streams.get(stream_id)
         if stream is None:
             return
         if not increment:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from raymq.gateway.front.frames import (
     HEADERS_FRAME,
     PING_FRAME,
     RESET_FRAME,
+    SETTINGS_FRAME,
     WINDOW_MAX,
     Http2Code,
     Setting,
@@ -133,6 +135,13 @@ class RawClient:
 
     async def drain(self) -> None:
         await self._writer.drain()
+
+    async def send_all(self, parts: Iterable[bytes]) -> None:
+        """Send one part after the other. Raises ConnectionError when the server has closed the connection."""
+        async with asyncio.timeout(ANSWER_S):
+            for part in parts:
+                self.send(part)
+                await self.drain()
 
     async def next(self) -> FrameOf | None:
         """Return the next frame; None at the end of the connection."""
@@ -409,6 +418,33 @@ def test_a_client_that_breaks_the_protocol_learns_why() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
         await eventually(lambda: not served.front.connections)
         writer.close()
+
+    run(scenario)
+
+
+def test_a_flood_ends_only_its_own_connection() -> None:
+    def resets(client: RawClient, first: int) -> bytes:
+        ids = range(first, first + 200, 2)
+        return b"".join(client.bytes.request(one) + reset_frame(one, Http2Code.CANCEL) for one in ids)
+
+    floods: tuple[Callable[[RawClient, int], bytes], ...] = (
+        lambda client, first: frame(SETTINGS_FRAME, 0, 0) * 1000,
+        lambda client, first: frame(PING_FRAME, 0, 0, bytes(8)),
+        lambda client, first: frame(DATA_FRAME, 0, 1) * 1000,
+        resets,
+    )
+
+    async def scenario(served: Served) -> None:
+        async with served.channel() as channel:
+            echo = channel.unary_unary("/s/echo")
+            for flood in floods:
+                async with served.raw() as client:
+                    client.send(client.bytes.request(1))
+                    # the budgets rise with time, so only a flood that goes on reaches their end
+                    with pytest.raises(ConnectionError):
+                        await client.send_all(flood(client, first) for first in itertools.count(3, 200))
+                assert await echo(b"x", timeout=ANSWER_S) == b"x"
+            await eventually(lambda: len(served.front.connections) == 1)
 
     run(scenario)
 

@@ -16,6 +16,7 @@ from raymq.gateway.front.connection import (
     REPLIES_BYTES_MAX,
     STREAM_WINDOW_BYTES,
     STREAMS_MAX,
+    WINDOW_STEP_BYTES,
     Event,
     Http2Connection,
     RequestData,
@@ -520,6 +521,33 @@ def test_a_flood_of_frames_without_content_ends_the_connection(flood: bytes) -> 
         assert served.failure() is None
         served.send(flood * 100)
     served.send(flood * 100)
+    assert served.failure() == Http2Code.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frame(CONTINUATION_FRAME, 0, 5),
+        frame(HEADERS_FRAME, END_HEADERS, 1),
+        frame(DATA_FRAME, 0, 1, b"x"),
+        reset_frame(3, Http2Code.CANCEL),
+        window_frame(3, WINDOW_STEP_BYTES),
+        frame(GOAWAY_FRAME, 0, 0, bytes(8)),
+    ],
+    ids=["parts of a header block", "trailers", "data", "resets", "windows", "announced ends"],
+)
+def test_a_flood_of_frames_for_ended_streams_ends_the_connection(flood: bytes) -> None:
+    """Stream 1 was answered before its request ended, and the client has reset stream 3."""
+    served = Served()
+    served.send(served.client.request(1))
+    served.http2.answer(1, HEAD, b"x", TAIL)
+    served.send(served.client.request(3) + reset_frame(3, Http2Code.CANCEL))
+    if flood[3] == CONTINUATION_FRAME:
+        served.send(frame(HEADERS_FRAME, 0, 5))
+    for _ in range(IDLE_FRAMES_MAX // 100 - 1):
+        served.send(flood * 100)
+        assert served.failure() is None
+    served.send(flood * 200)
     assert served.failure() == Http2Code.ENHANCE_YOUR_CALM
 
 
