@@ -101,6 +101,8 @@ def test_a_gateway_serves_at_the_same_port_after_its_process_was_killed(mq: raym
     assert launcher.stop() == [one.actor]
     assert gateways() == ()
     with socket.socket() as free:
+        # As every server does: connections that the gateway closed keep the port for a minute (TIME_WAIT).
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind((HOST, port))
 
 
