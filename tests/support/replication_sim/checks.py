@@ -52,18 +52,21 @@ class Checks:
         a rule: a replica that lacks acknowledged messages must not become the master."""
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
-    def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
+    def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> list[str]:
         """Check that a master sends a damaged record (a hole) to a slave as damaged only if no other replica can still
-        repair it.
+        repair it. Returns a sentence for each replica that can, which are broken rules if the slave takes the hole. A
+        slave takes nothing from the master of an earlier epoch.
 
         `may_have`: the only replicas that are checked after the master has led for HOLE_WAIT_S; before that, all
         replicas are checked. None of the checked replicas may have the intact record.
         """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
-        for name in sorted(may_have if has_waited else world.nodes):
-            if world.nodes[name].disk.has_intact(record):
-                self.faults.append(f"replica {master.name} gives the hole at {offset}, which {name} could mend")
+        return [
+            f"replica {master.name} gives the hole at {offset}, which {name} could mend"
+            for name in sorted(may_have if has_waited else world.nodes)
+            if world.nodes[name].disk.has_intact(record)
+        ]
 
     def _check_damage(self, world: World, master: Node) -> None:
         """Check at the end that no acknowledged message is damaged, unless a fault has destroyed its last intact

@@ -90,18 +90,18 @@ class Holes:
             else:
                 self.shared.add(offset)
 
-    def may_give(self, offset: int) -> bool:
-        """Return True if the master may copy the hole (damaged record) at `offset` to a slave. If it may, also check
-        the decision with the disks of all simulated replicas: no replica may have the intact bytes."""
+    def give(self, offset: int) -> list[str] | None:
+        """Copy the hole (damaged record) of the master at `offset` to a slave. Returns None if the master must wait.
+        Else returns the rules that the copy breaks if the slave takes it: no replica may have the intact bytes on its
+        simulated disk."""
         node, world = self._node, self._node.world
         assert node.sync is not None
         may_have = node.sync.sync_state_set.members | node.members()
         reason = self._reports.reason_to_wait(offset, may_have, world.now)
         if reason and not world.bugs.give_holes_at_once:
-            return False
+            return None
         world.copied_holes += 1
-        world.checks.give_hole(world, node, offset, may_have)
-        return True
+        return world.checks.give_hole(world, node, offset, may_have)
 
     def take(self, offset: int) -> None:
         """Mark the record at an offset as a hole (a record with damaged bytes) that this replica has copied from the

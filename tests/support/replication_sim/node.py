@@ -328,13 +328,14 @@ class Node:
         if self.disk.damaged:
             end = min([end, *(hole for hole in self.disk.damaged if hole > start)])
         is_hole = start in self.disk.damaged and start < end
-        if is_hole and not self.holes.may_give(start):
+        broken = self.holes.give(start) if is_hole else []
+        if broken is None:
             return
         records = self.disk.log[start : start + 1 if is_hole else end]
         records = [record for record in records if record[0] == records[0][0]]
         entry = next((e for e in self.disk.epochs if e.epoch == records[0][0]), None) if records else None
         confirm = self.sync.confirm_offset
-        self._answer(asker, asker.take_log, epoch, start, records, entry, confirm, is_hole)
+        self._answer(asker, asker.take_log, epoch, start, records, entry, confirm, is_hole, broken)
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
         """Send a slave the intact records for the slave's holes (damaged records), and request the records for this
@@ -434,7 +435,10 @@ class Node:
         entry: EpochEntry | None,
         confirm: int,
         is_hole: bool,
+        broken: list[str],
     ) -> None:
+        """Append a chunk of the master's log. `broken`: the rules that the master has broken if this replica takes the
+        chunk's hole."""
         self._check_chunk(epoch)
         if self.failure or not self.handshaken or start != len(self.disk.log) or start - self.disk.flushed > CHUNK_MAX:
             return
@@ -442,6 +446,7 @@ class Node:
             self.disk.epochs.append(entry)
         self.disk.append(records)
         if is_hole:
+            self.world.checks.faults += broken
             self.holes.take(start)
             # a damaged range (hole) flushes the log, because the file of holes may only list records that are on disk
             self.disk.flushed = len(self.disk.log)
