@@ -98,7 +98,10 @@ class Checks:
         """Check, after all faults have ended, that each acknowledged message is stored exactly once and that the
         replicas' logs are equal up to the visible end."""
         masters = [node for node in world.nodes.values() if node.leads()]
-        if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world) or _waits_for_a_removed(world)):
+        if not masters and _every_copy_is_lost(world):
+            world.say("rightly refused: the disks were replaced")
+            return
+        if not masters and (_no_member_is_whole(world) or _waits_for_a_removed(world)):
             world.say("rightly refused")
             self._check_disks(world)
             return
