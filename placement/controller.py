@@ -477,25 +477,31 @@ def _view(control: GroupControl) -> ReplicaGroupView:
     return ReplicaGroupView(None if control.reason else record.master, record.sync_state_set.members, members)
 
 
+def _to_plain(stores: Mapping[int, str]) -> dict[str, str]:
+    """Return the ids of replicas' directories as the journal has them: the keys of JSON are texts."""
+    return {str(replica): store_id for replica, store_id in stores.items()}
+
+
+def _from_plain(stores: Mapping[str, str]) -> dict[int, str]:
+    return {int(replica): store_id for replica, store_id in stores.items()}
+
+
 def _fields(record: Record) -> dict[str, Any]:
     one = record.sync_state_set
-    stores = {str(replica): store_id for replica, store_id in one.stores.items()}
+    stores = _to_plain(one.stores)
     fields: dict[str, Any] = {"epoch": record.epoch, "master": record.master, "set": [one.epoch, one.version, stores]}
-    before = {str(replica): store_id for replica, store_id in record.elected_from.items()}
-    fields |= {"from": before, "incarnation": record.incarnation, "loss": record.loss}
+    fields |= {"from": _to_plain(record.elected_from), "incarnation": record.incarnation, "loss": record.loss}
     if record.shrunk_from:
-        fields["shrunk"] = {str(replica): store_id for replica, store_id in record.shrunk_from.items()}
+        fields["shrunk"] = _to_plain(record.shrunk_from)
     return fields if record.members is None else {**fields, "members": record.members.to_plain()}
 
 
 def _record(group: str, fields: Mapping[str, Any]) -> Record:
     epoch, version, stores = fields["set"]
-    stores_by_number = {int(replica): store_id for replica, store_id in stores.items()}
-    before = {int(replica): store_id for replica, store_id in fields.get("from", {}).items()}
-    one = SyncStateSet(epoch, version, stores_by_number)
+    before, shrunk = _from_plain(fields.get("from", {})), _from_plain(fields.get("shrunk", {}))
+    one = SyncStateSet(epoch, version, _from_plain(stores))
     incarnation, loss = fields.get("incarnation", 0), fields.get("loss", "")
     members = ReplicaMembers.from_plain(fields["members"]) if "members" in fields else None
-    shrunk = {int(replica): store_id for replica, store_id in fields.get("shrunk", {}).items()}
     return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss, members, shrunk)
 
 
