@@ -99,7 +99,7 @@ def network_policy(shape: ClusterShape) -> dict[str, Any]:
 
 
 def disruption_budgets(shape: ClusterShape) -> list[dict[str, Any]]:
-    """Return the PodDisruptionBudgets, which limit evictions, such as those of `kubectl drain`.
+    """Return the PodDisruptionBudgets. They limit evictions, for example by `kubectl drain`.
 
     The head is never evicted, because the Ray cluster ends with it. Of several stores one at a time is evicted; a
     single store never is. Kubernetes allows only a number in `minAvailable` for pods without a StatefulSet or
