@@ -44,17 +44,12 @@ def test_no_message_of_an_official_client_is_lost_when_the_master_is_killed_unde
     replicas.settled()
     places = [Place(mq, clients(language), gateway.endpoints, "failover") for language in LANGUAGES]
     for place in places:
-        place.create()
-        producer, consumer = place.open("producer"), place.open("push")
-        place.send(producer, "first")
-        place.consumed(consumer, 1)
-        place.client.call("start_load", name=producer, topic=place.topic, prefix="n", pause_s=0.02)
+        place.start_load()
 
     def more_arrive() -> None:
         """Wait until each consumer has new messages."""
         for place in places:
-            consumer = f"{place.topic}-push"
-            place.consumed(consumer, len(place.client.call("records", name=consumer)) + MESSAGES_BETWEEN_KILLS)
+            place.more_consumed(MESSAGES_BETWEEN_KILLS)
 
     outages = []
     for _ in range(KILLS):

@@ -290,17 +290,14 @@ def test_clients_see_no_error_but_unavailable_while_a_gateway_stops_and_starts_a
     """The gateway ends its running calls before it stops."""
     own = places(mq, clients, gateway.endpoints, "stopped")
     for place in own:
-        place.create()
-        producer, consumer = place.open("producer"), place.open("push")
-        place.client.call("start_load", name=producer, topic=place.topic, prefix="n", pause_s=0.02)
-        place.consumed(consumer, 20)
+        place.start_load()
+        place.more_consumed(20)
     stopped_ms = time.time_ns() // 1_000_000
     gateway.stop()
     gateway.start()
     started_ms = time.time_ns() // 1_000_000
     for place in own:
-        consumer = f"{place.topic}-push"
-        place.consumed(consumer, len(place.client.call("records", name=consumer)) + 20)
+        place.more_consumed(20)
         check_load(place, [(stopped_ms, started_ms)], failures="UNAVAILABLE")
 
 

@@ -76,6 +76,20 @@ class Place:
 
         return eventually(records, f"{count} messages", ARRIVES_S)
 
+    def start_load(self) -> None:
+        """Create the topic and group, start a push consumer, send it a message, and then send messages until
+        `check_load`."""
+        self.create()
+        producer, consumer = self.open("producer"), self.open("push")
+        self.send(producer, "first")
+        self.consumed(consumer, 1)
+        self.client.call("start_load", name=producer, topic=self.topic, prefix="n", pause_s=0.02)
+
+    def more_consumed(self, count: int) -> None:
+        """Wait until the push consumer has got `count` further messages."""
+        consumer = f"{self.topic}-push"
+        self.consumed(consumer, len(self.client.call("records", name=consumer)) + count)
+
     def settled(self, dead_letters: int = 0) -> None:
         """Wait until the group has consumed all messages, and has this number of dead letters."""
 
