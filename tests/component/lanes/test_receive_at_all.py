@@ -89,9 +89,9 @@ class Group:
         """Store messages, and answer the receives that wait, also if there is no message."""
         with self._lock:
             self._ready += count
-            for lane, request in self._waiting:
+            waiting, self._waiting = self._waiting, []  # an answered client may look at `waits` at once
+            for lane, request in waiting:
                 lane.answer(encode_result(self._lease(request)))
-            self._waiting.clear()
 
     def _lease(self, request: ReceiveRequest) -> ReceiveAnswer:
         count = min(self._ready, request.max_messages)
