@@ -22,27 +22,36 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from raydp_jobs.stream.spark_internals import driver_gateway
 from raymq.common.errors import ClientStateError
 
-RAYDP_VERSION: Final = "1.6.5"
-"""The version of RayDP with which this module was checked. Other versions with the same first two numbers are
-accepted."""
+CHECKED_RAYDPS: Final = {"1.6.5": "3.5", "1.7.0b20260911.dev0": "4.2"}
+"""The versions of RayDP with which this module was checked, and the first two numbers of the Spark beside each. Other
+versions with the same first two numbers are accepted."""
 APP_MASTER: Final = "RAY_APP_MASTER"
 """The name of the Java actor that is RayDP's application master, in the Ray namespace of the session."""
 
 
-def check_raydp(installed: str | None = None) -> None:
-    """Raise ClientStateError if the installed RayDP has another version than the one with which this module was
-    checked. `installed`: the version; by default the version of the installed package."""
+def check_raydp(installed: str | None = None, spark: str | None = None) -> None:
+    """Raise ClientStateError unless the installed RayDP has a version with which this module was checked, beside the
+    Spark of that check. `installed` and `spark`: the versions; by default the versions of the installed packages."""
     found = version("raydp") if installed is None else installed
-    if found.split(".")[:2] != RAYDP_VERSION.split(".")[:2]:
-        raise ClientStateError(
-            f"RayDP {found} is installed, and this raymq was checked with RayDP {RAYDP_VERSION}, whose private parts "
-            f"it uses: pip install 'raydp=={RAYDP_VERSION}'"
-        )
+    found_spark = version("pyspark") if spark is None else spark
+    right = [
+        (raydp, pyspark) for raydp, pyspark in CHECKED_RAYDPS.items() if found.split(".")[:2] == raydp.split(".")[:2]
+    ]
+    if any(found_spark.split(".")[:2] == pyspark.split(".") for _, pyspark in right):
+        return
+    checked = " and ".join(f"RayDP {raydp} on Spark {pyspark}" for raydp, pyspark in CHECKED_RAYDPS.items())
+    packages = " or ".join(
+        f"'raydp=={raydp}' 'pyspark=={pyspark}.*'" for raydp, pyspark in right or CHECKED_RAYDPS.items()
+    )
+    raise ClientStateError(
+        f"RayDP {found} is installed with Spark {found_spark}, and this raymq was checked with {checked}, whose "
+        f"private parts it uses: pip install {packages}"
+    )
 
 
 def has_session() -> bool:
@@ -77,7 +86,7 @@ def start_session(
             placement_group_bundle_indexes=list(range(executors)),
             configs=configs,
         )
-    _remove_unpacked(SparkContext._gateway.proc.pid)
+    _remove_unpacked(driver_gateway().proc.pid)
     return spark
 
 

@@ -28,9 +28,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 import ray
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
-from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from raydp_jobs import SPARK_COUNT, START_TIMEOUT_VARIABLE
@@ -51,6 +48,18 @@ from raydp_jobs.raydp_internals import (
     start_session,
     stop_session,
 )
+from raydp_jobs.stream.spark_internals import (
+    CONNECTION_ERRORS,
+    JVM_LOGGERS,
+    JVM_TEXT_ERRORS,
+    check_spark,
+    count_executors,
+    driver_gateway,
+    end_driver_jvm,
+    forget_context,
+    has_context,
+    process_of,
+)
 from raymq.client.cluster.java import java_environment
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked, shown
@@ -64,7 +73,6 @@ _STOP_TIMEOUT_S: Final = 10.0
 _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 2.0
 _POLL_S: Final = 0.05
-_PY4J_LOGGERS: Final = ("py4j.java_gateway", "py4j.clientserver")
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
 _A_BIT: Final = 0.001
 
@@ -162,7 +170,7 @@ def spark_session(
             final = spark_configs(configs or {}, temporary=temporary)
             spark = start_session(name, executors, executor_cores, mib, group, final, ray_data=ray_data)
             _await_executors(spark, executors)
-        with _explained(name, SparkContext._gateway), _watched(name, SparkContext._gateway):
+        with _explained(name, driver_gateway()), _watched(name, driver_gateway()):
             yield spark
 
 
@@ -216,6 +224,7 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
 def _check_process(ray_data: bool) -> None:
     """Raise an error if the start of a Spark session would fail or hang. Causes: this process is not connected to Ray,
     it has another Spark session, or it has a JVM that cannot be restarted."""
+    check_spark()
     check_raydp()
     if not ray.is_initialized():
         raise ClientStateError(
@@ -226,18 +235,18 @@ def _check_process(ray_data: bool) -> None:
         raise ClientStateError(
             "this process already has an open spark_session; only one may be open at a time: end it first"
         )
-    if SparkContext._active_spark_context is not None:
+    if has_context():
         raise ClientStateError(
             "this process has a Spark session that was not created by spark_session: call its stop() first"
         )
-    gateway = SparkContext._gateway
+    gateway = driver_gateway()
     if gateway is not None:
-        if getattr(gateway, "proc", None) is None:
+        if process_of(gateway) is None:
             raise ClientStateError(
                 "this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset this variable"
             )
         # This process still has the JVM of a stopped Spark session. End the JVM, because it lacks RayDP's classes.
-        _end_driver_jvm(gateway)
+        end_driver_jvm(gateway, _STOP_TIMEOUT_S)
     if ray_data and _actor(APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "this Ray cluster already runs a Spark session with ray_data=True; only one may run at a time: end it first"
@@ -323,11 +332,11 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
             _kill(name)
         except Exception as error:  # Catch every error: unless the JVM is killed, the session's start waits forever.
             logging.getLogger(__name__).info("killing RayDP's master %s failed: %s", name, error)
-        gateway = SparkContext._gateway
+        gateway = driver_gateway()
         if gateway is not None:
             gateway.proc.kill()
 
-    loggers = [root, *map(logging.getLogger, _PY4J_LOGGERS)]
+    loggers = [root, *map(logging.getLogger, JVM_LOGGERS)]
     for logger in loggers:
         logger.addFilter(keep)
     timer = threading.Timer(timeout_s, give_up)
@@ -357,8 +366,7 @@ def _await_executors(spark: SparkSession, executors: int) -> None:
     start."""
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # do not wait: with dynamic allocation, Spark requests executors only when a job runs
-    status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-    while status().size() < executors + 1:  # Spark's status counts the driver as one more executor.
+    while count_executors(spark) < executors:
         time.sleep(_POLL_S)
 
 
@@ -374,7 +382,7 @@ def _readable_errors() -> Iterator[None]:
     except Exception as error:
         one: BaseException | None = error
         while one is not None:
-            if isinstance(one, CapturedException | Py4JJavaError):
+            if isinstance(one, JVM_TEXT_ERRORS):
                 _keep_text(one)
             one = one.__cause__ or one.__context__
         raise
@@ -421,9 +429,7 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
     dead process."""
     try:
         yield
-    # PySpark converts Spark's own errors into other classes. So a Py4JError or a ConnectionError means that a process
-    # or its connection failed.
-    except (Py4JError, ConnectionError) as error:
+    except CONNECTION_ERRORS as error:
         reason = _why_dead(name, gateway)
         if reason:
             raise ClientStateError(f"the Spark session {name} has ended: {reason}") from error
@@ -449,17 +455,17 @@ def _why_dead(name: str, gateway: Any) -> str:
 def _end(name: str) -> None:
     """End the Spark session: the session itself, its RayDP actors, and the driver's JVM. Parts that do not exist are
     skipped. Each step runs, even if an earlier step failed."""
-    gateway = SparkContext._gateway
+    gateway = driver_gateway()
     failures = []
     steps: list[Callable[[], None]] = [stop_session, lambda: _await_end_of(name)]
     if gateway is not None:
-        steps.append(lambda: _end_driver_jvm(gateway))
+        steps.append(lambda: end_driver_jvm(gateway, _STOP_TIMEOUT_S))
     for step in steps:
         try:
             step()
         except Exception as error:  # Catch every error, because the other steps of the session's end must still run.
             failures.append(error)
-    _forget_context()
+    forget_context()
     for failure in failures:
         logging.getLogger(__name__).info("ending the Spark session failed: %s", failure)
 
@@ -488,34 +494,6 @@ def _actor(name: str) -> Any:
     """Return the Ray actor named `name` of this process's namespace; None if no such actor exists. Raises
     ServiceNotAvailableError if Ray does not answer."""
     return find_actor(name, namespace=None)
-
-
-def _forget_context() -> None:
-    """Clear PySpark's reference to a SparkContext whose JVM has ended. PySpark itself clears the reference only after
-    the JVM has answered."""
-    with SparkContext._lock:
-        SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-
-
-def _end_driver_jvm(gateway: Any) -> None:
-    """End the driver's JVM, so that PySpark starts a new JVM for the next session. PySpark itself would keep the JVM
-    until this process ends."""
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    process = gateway.proc
-    gateway.shutdown()
-    gateway._gateway_client.send_command = _refuse
-    process.stdin.close()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise ClientStateError("this Spark session has ended; use the session and its DataFrames inside the `with` block")
 
 
 def _session_directory() -> str:

@@ -156,12 +156,13 @@ def clear_errors() -> Iterator[None]:
     If a Spark task raised an error of raymq.common.errors, that error is raised again. Otherwise the new error contains
     the first error that the Spark exception's text names.
     """
-    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
+
+    from raydp_jobs.stream.spark_internals import JVM_ERRORS
 
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, *JVM_ERRORS) as error:
         raise job_error(str(error)) from error
 
 

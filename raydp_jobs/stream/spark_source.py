@@ -26,23 +26,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.rdd import PythonEvalType
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from raydp_jobs.source.locality import placed_rows
 from raydp_jobs.stream.progress import CLOSING_TIME_US, DESCRIPTION
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_internals import (
     SOURCE_INTERFACES,
+    ArrowFunction,
+    arrow_columns,
     batch_frame,
     check_spark,
     default_read_limit,
+    jvm_schema,
+    metrics_of,
     offset_of,
+    placed_rows,
     reads_everything,
+    serve_callbacks,
     source_frame,
 )
 from raymq.client.scan.partitions import ScanPartition
@@ -55,8 +56,8 @@ def stream_frame(
     """Return the streaming DataFrame of a source, with the columns of `schema`. `read`: a function that Spark's workers
     call to read the messages. `name`: the topics' names, for Spark's progress."""
     check_spark()
-    ensure_callback_server_started(spark.sparkContext._gateway)
-    return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame(spark)
+    serve_callbacks(spark)
+    return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame()
 
 
 class SparkSource:
@@ -69,7 +70,7 @@ class SparkSource:
         implements: ClassVar[list[str]] = SOURCE_INTERFACES
 
     def __init__(self, spark: SparkSession, source: TopicSource, frames: BatchFrames, description: str) -> None:
-        self._context, self._jvm = spark.sparkContext, spark.sparkContext._jvm
+        self._spark = spark
         self._source, self._frames = source, frames
         self._empty = frames.frame([], "*", "")
         self._methods: dict[str, Callable[..., Any]] = {
@@ -94,12 +95,12 @@ class SparkSource:
             raise AttributeError(f"Spark's source has no method {name!r}")
         return methods[name]
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self) -> DataFrame:
         """Return the streaming DataFrame of this source."""
-        return source_frame(spark, self, self._empty)
+        return source_frame(self._spark, self, self._empty)
 
     def _default_read_limit(self) -> Any:
-        return default_read_limit(self._jvm, limited=self._source.limited)
+        return default_read_limit(self._spark, limited=self._source.limited)
 
     def _latest_offset(self, start: Any, limit: Any) -> Any:
         before = start.json() if start is not None else None
@@ -113,17 +114,14 @@ class SparkSource:
 
     def _metrics(self, end: Any) -> Any:
         values = self._source.metrics(self._query_id(), end.get().json() if end.isPresent() else None)
-        result = self._jvm.java.util.HashMap()
-        for name, value in values.items():
-            result.put(name, value)
-        return result
+        return metrics_of(self._spark, values)
 
     def _offset(self, text: str) -> Any:
-        return offset_of(self._jvm, text)
+        return offset_of(self._spark, text)
 
     def _query_id(self) -> str:
         """Return the id of the query that runs in the calling thread."""
-        return str(self._context.getLocalProperty("sql.streaming.queryId"))
+        return str(self._spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
 
 
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
@@ -144,8 +142,8 @@ class BatchFrames:
 
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
-        self._part_schema = spark._jsparkSession.parseDataType(_PART.json())
-        columns = to_arrow_schema(schema)
+        self._part_schema = jvm_schema(spark, _PART)
+        columns = arrow_columns(schema)
 
         def worker(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rows_of_parts in rows:
@@ -153,9 +151,7 @@ class BatchFrames:
                     part = _read_part(text)
                     yield from read(*part) if part is not None else [_closing_row(columns)]
 
-        # Create the Spark function once. A batch then needs only a few calls from the driver to the JVM, and no
-        # pickling.
-        self._function = pandas_udf(worker, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        self._function = ArrowFunction(worker, schema)
 
     def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str, sql: str) -> Any:
         """Return the JVM's streaming DataFrame with the messages of several parts, in order. Each part has the
@@ -169,9 +165,7 @@ class BatchFrames:
 
     def _frame(self, texts: Sequence[tuple[str, Sequence[str]]]) -> Any:
         rows = placed_rows(self._spark, self._part_schema, texts)
-        function = self._function(rows["part"])._jc.expr()
-        messages = rows._jdf.pythonMapInArrow(function, False)
-        return batch_frame(self._spark, messages)
+        return batch_frame(self._spark, self._function.map(rows))
 
 
 def _part_text(ranges: Sequence[OffsetRange], tags: str, sql: str) -> str:

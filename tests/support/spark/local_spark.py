@@ -13,10 +13,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import raydp_jobs
-from raydp_jobs.session import _end_driver_jvm, _environment, _forget_context, _interrupts_as_before
+from raydp_jobs.session import _environment, _interrupts_as_before
+from raydp_jobs.stream.spark_internals import end_driver_jvm, forget_context
 from raymq.client.cluster.java import java_environment
 
 ROOT = Path(__file__).parents[3]
+END_S = 10.0
 
 
 @contextmanager
@@ -77,8 +79,8 @@ def _end(session: SparkSession) -> None:
         stop_queries(session)
         session.stop()
     else:
-        _forget_context()
-    _end_driver_jvm(gateway)
+        forget_context()
+    end_driver_jvm(gateway, END_S)
 
 
 def stop_queries(session: SparkSession) -> None:

@@ -171,7 +171,7 @@ def test_a_late_start_kills_the_jvm_although_ray_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(sessions, "_kill", fail)
     monkeypatch.setattr(sessions, "_logs", lambda: "the logs")
     gateway = SimpleNamespace(proc=SimpleNamespace(kill=killed.set))
-    monkeypatch.setattr(sessions.SparkContext, "_gateway", gateway)
+    monkeypatch.setattr(sessions, "driver_gateway", lambda: gateway)
 
     def fail_after_the_deadline() -> None:
         assert killed.wait(WAIT_S)
