@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final
 
 import ray
@@ -25,6 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raymq.client.client import connect
+from raymq.client.cluster.java import needed_java
 from raymq.common.errors import ClientStateError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.protocol.route import MASTER_ID
 
@@ -209,24 +211,38 @@ def _described(nodes: list[Resources]) -> str:
     return "; ".join(told) + more if told else "nothing"
 
 
-JAVA_VERSIONS: Final = (8, 11, 17)
-"""The versions of Java that Spark 3.5 runs on."""
 PACKAGES: Final = ("raymq", "raydp_jobs", "pyspark", "pyarrow", "ray")
-
+"""The modules that a Python worker of Spark imports."""
+_SAME_VERSIONS: Final = ("pyspark", "raydp")
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
+def node_needs(python: str, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return what a node needs for the installed Spark, as plain values for the check on the node. `python`: the
+    program of Spark's Python workers. `packages`: the modules that this program must find."""
+    java = needed_java()
+    return {
+        "python": python,
+        "packages": list(packages),
+        "versions": {name: version(name) for name in _SAME_VERSIONS},
+        "java": list(java.accepted),
+        "module": java.module,
+        "need": f"Spark {java.spark} needs {java}",
+    }
+
+
 def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
-    """Check that each of these nodes has Java, and that `python` on the node can import the modules that Spark's
-    workers need.
+    """Check that each of these nodes has a Java on which Spark runs, and this process's versions of Spark and RayDP.
+    Check that `python` on the node can import the modules that Spark's workers need.
 
     Creates `directory` on each node, for temporary files. Raises ClientStateError if a node fails the check, and
     ServiceNotAvailableError if a node does not answer within a minute.
     """
     probe = ray.remote(num_cpus=0, max_retries=0)(_probe_by_value())
+    needs = node_needs(python)
     asked = {
         node_id: probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-            python, PACKAGES, JAVA_VERSIONS, directory
+            needs, directory
         )
         for node_id in node_ids
     }
@@ -247,17 +263,24 @@ def _probe_by_value() -> Callable[..., Any]:
     """Return the function that checks a node. The function is pickled by value, because raymq may not be installed on
     the node."""
 
-    def probe(python: str, packages: tuple[str, ...], versions: tuple[int, ...], directory: str) -> list[str]:
+    def probe(needs: dict[str, Any], directory: str) -> list[str]:
         import os
         import re
         import shutil
         import subprocess
+        import sys
+        from importlib.metadata import PackageNotFoundError, version
 
-        def told(*command: str) -> str:
-            done = subprocess.run(
+        def told(*command: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30, check=False
             )
-            return done.stdout
+
+        def version_of(package: str) -> str:
+            try:
+                return version(package)
+            except PackageNotFoundError:
+                return "none"
 
         advice = (
             "start Ray on the node with `raymq up`, or put a Java 17 on the PATH of `ray start` "
@@ -265,14 +288,27 @@ def _probe_by_value() -> Callable[..., Any]:
         )
         os.makedirs(directory, exist_ok=True)
         problems = []
-        if shutil.which("java") is None:
-            problems.append(f"Ray's PATH on this node has no Java; {advice}")
+        java = shutil.which("java")
+        if java is None:
+            problems.append(f"Ray's PATH on this node has no Java, but {needs['need']}; {advice}")
         else:
-            found = re.search(r'version "(?:1\.)?(\d+)', told("java", "-version"))
-            if found is None or int(found[1]) not in versions:
-                problems.append(
-                    f"the node has Java version {(found[1] if found else 'unknown')}, but Spark needs 17; {advice}"
-                )
+            found = re.search(r'version "((?:1\.)?(\d+)[^"]*)', told(java, "-version").stdout)
+            number = f"Java {found[1]}" if found else "an unknown Java"
+            if found is None or int(found[2]) not in needs["java"]:
+                problems.append(f"Ray's PATH on this node has {number} in {java}, but {needs['need']}; {advice}")
+            elif needs["module"] and told(java, f"--add-modules={needs['module']}", "-version").returncode != 0:
+                problems.append(f"{number} in {java} lacks a module, and {needs['need']}; {advice}")
+        here = {name: version_of(name) for name in needs["versions"]}
+        if here != needs["versions"]:
+            shown, wanted = (
+                " and ".join(f"{name} {one}" for name, one in versions.items())
+                for versions in (here, needs["versions"])
+            )
+            problems.append(
+                f"Ray's Python {sys.executable} on this node has {shown}, but this program has {wanted}; install the "
+                "same versions, and start Ray again"
+            )
+        python = needs["python"]
         if shutil.which(python) is None:
             problems.append(
                 f"the node has no Python at {python}; install the same Python on the node, or set PYSPARK_PYTHON "
@@ -280,7 +316,7 @@ def _probe_by_value() -> Callable[..., Any]:
             )
         else:
             code = "import sys,importlib.util as u;print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))"
-            missing = told(python, "-c", code, *packages).split()
+            missing = told(python, "-c", code, *needs["packages"]).stdout.split()
             if missing:
                 problems.append(
                     f"{python} cannot import {', '.join(missing)}; run pip install 'raymq[spark]' on the node"

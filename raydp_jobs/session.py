@@ -60,7 +60,7 @@ from raydp_jobs.stream.spark_internals import (
     has_context,
     process_of,
 )
-from raymq.client.cluster.java import java_environment
+from raymq.client.cluster.java import java_environment, require_java
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked, shown
 from raymq.remoting.actor_ref import find_actor
@@ -231,6 +231,7 @@ def _check_process(ray_data: bool) -> None:
             "this process is not connected to Ray; call raymq.connect() first, and keep the client open during "
             "the session"
         )
+    require_java()
     if has_session():
         raise ClientStateError(
             "this process already has an open spark_session; only one may be open at a time: end it first"

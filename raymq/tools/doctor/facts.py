@@ -55,7 +55,8 @@ class MachineFacts:
     does not reveal the token. `token_mode`: the mode of the token file; None without a token file. `socket_path_bytes`:
     the length of the longest path of Ray's sockets. `spark`: True if the packages of the extra `spark` are installed.
     `java_home`, `java_version`: the Java that Spark uses on this machine; empty without a usable Java. `java_released`:
-    its release date in ISO form, and `java_age_days` the time since then; None if unknown.
+    its release date in ISO form, and `java_age_days` the time since then; None if unknown. `java_need`: the Java that
+    the installed Spark needs. `java_problem`: why the Java of this machine does not fit; empty if it fits.
     """
 
     host: str
@@ -78,6 +79,8 @@ class MachineFacts:
     spark: bool = False
     java_home: str = ""
     java_version: str = ""
+    java_need: str = ""
+    java_problem: str = ""
     java_released: str = ""
     java_age_days: int | None = None
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from raymq.client.cluster.java import SPARK_JAVA
 from raymq.tools.doctor.facts import DirectoryFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import HERE, Check, Finding, State, fail, finding, ok, warn
 
@@ -76,9 +75,10 @@ def java(machine: MachineFacts) -> Iterable[Finding]:
     if not machine.spark:
         yield ok("not needed: the extra spark is not installed")
     elif not machine.java_version:
-        yield warn("no Java, which Spark needs", JAVA_DO)
-    elif not machine.java_version.startswith(f"{SPARK_JAVA}."):
-        yield warn(f"Java {machine.java_version} in {machine.java_home}: Spark needs Java {SPARK_JAVA}", JAVA_DO)
+        yield warn(f"no Java, but Spark needs {machine.java_need}", JAVA_DO)
+    elif machine.java_problem:
+        seen = f"Java {machine.java_version} in {machine.java_home} {machine.java_problem}"
+        yield warn(f"{seen}: Spark needs {machine.java_need}", JAVA_DO)
     else:
         days = machine.java_age_days
         age = "of unknown age" if days is None else f"released {machine.java_released}, {days:,} days ago"

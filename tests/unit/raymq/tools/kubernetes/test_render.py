@@ -24,7 +24,7 @@ import yaml
 from click.testing import CliRunner
 
 from raydp_jobs.executor_places import executor_size, memory_mib
-from raymq.client.cluster.java import SPARK_JAVA, java_on_path
+from raymq.client.cluster.java import java_on_path, needed_java
 from raymq.common.config.cluster import DATA_DIR_VARIABLE, ClusterSettings
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools.cli import cli
@@ -381,10 +381,10 @@ def test_spark_finds_the_java_of_the_image_on_the_path_of_ray(tmp_path: Path) ->
     assert [line.split()[2] for line in image.installed.read_text().splitlines()] == ["install", "install"]
     java = java_on_path(environ)
     assert java is not None
-    assert java.major == SPARK_JAVA
+    assert java.major in needed_java().preferred
     check = (
-        "import sys; from raydp_jobs.executor_places import JAVA_VERSIONS, PACKAGES, _probe_by_value\n"
-        "print(_probe_by_value()(sys.executable, PACKAGES, JAVA_VERSIONS, sys.argv[1]))"
+        "import sys; from raydp_jobs.executor_places import _probe_by_value, node_needs\n"
+        "print(_probe_by_value()(node_needs(sys.executable), sys.argv[1]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", check, str(tmp_path / "spark")],
