@@ -12,7 +12,8 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
@@ -29,7 +30,9 @@ FOLDER = ROOT / "build" / "venv-spark4"
 """The virtual environment. It stays for the next run, because an installation takes longer than the tests."""
 SPARK4 = ("pyspark==4.3.0", "pandas>=2.2,<3")
 """What the environment has besides raymq."""
-OTHER_VERSIONS = {"pyspark", "pandas", "raydp", "raymq"}
+RAYDP4_FOLDER = ROOT / "build" / "venv-raydp4"
+"""The virtual environment with the extra `spark4`: RayDP beside Spark 4."""
+OTHER_VERSIONS = {"pyspark", "py4j", "pandas", "raydp", "raymq"}
 """Packages that have another version in this environment than in the environment of the tests, or are missing."""
 INSTALL_S = 600
 ANSWER_S = 600
@@ -40,8 +43,16 @@ JAVA_MIN = 17
 """The oldest major version of Java that Spark 4 supports."""
 
 
-def spark4_python(directory: Path) -> Path:
+def raydp4_python(directory: Path) -> Path:
+    """Install the packages of the extra `spark4`, and raymq from its wheel, into a virtual environment. Returns its
+    Python. `directory`, and the errors: as for `spark4_python`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return spark4_python(directory, RAYDP4_FOLDER, tuple(project["optional-dependencies"]["spark4"]))
+
+
+def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str] = SPARK4) -> Path:
     """Install Spark 4, and raymq from its wheel without any extra, into a virtual environment. Returns its Python.
+    `folder`: the directory of the environment. `packages`: what it has besides raymq.
 
     All packages that the tests' own environment has as well get the same version, because a client of Ray must have the
     version of its cluster. `directory`: for the wheel. Raises AssertionError, with pip's output, if pip fails.
@@ -50,13 +61,13 @@ def spark4_python(directory: Path) -> Path:
     # Ray adds packages of its own to the import path, which pip has not installed: leave them out.
     installed_here = distributions(path=[sysconfig.get_paths()["purelib"]])
     pins = sorted(f"{one.name}=={one.version}" for one in installed_here if one.name.lower() not in OTHER_VERSIONS)
-    constraints, python = directory / "constraints.txt", FOLDER / "bin" / "python"
+    constraints, python = directory / "constraints.txt", folder / "bin" / "python"
     constraints.write_text("\n".join(pins) + "\n")
-    state = f"{sys.version}\n{SPARK4}\n{constraints.read_text()}"
-    installed = FOLDER / ".installed"
+    state = f"{sys.version}\n{packages}\n{constraints.read_text()}"
+    installed = folder / ".installed"
     if not installed.exists() or installed.read_text() != state:
-        _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
-        _pip(python, "--constraint", str(constraints), str(wheel), *SPARK4)
+        _run(sys.executable, "-m", "venv", "--clear", str(folder))
+        _pip(python, "--constraint", str(constraints), str(wheel), *packages)
         installed.write_text(state)
     _pip(python, "--no-deps", "--force-reinstall", str(wheel))
     return python
