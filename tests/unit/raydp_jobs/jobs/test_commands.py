@@ -29,6 +29,7 @@ from raymq.common.errors import (
     InvalidArgumentError,
     NoPermissionError,
     RaymqError,
+    RequestTimeoutError,
     StoreCorruptError,
     TopicNotExistError,
 )
@@ -288,6 +289,41 @@ def test_a_job_that_can_run_starts_spark(
             module.command, [one.replace("DIR", str(tmp_path)) for one in arguments], catch_exceptions=False
         )
     assert no_spark.sessions == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (topic_stats, ["orders"]),
+        (archive, ["orders", "DIR/a"]),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/c"]),
+    ],
+)
+def test_a_job_whose_spark_starts_too_late_ends_with_one_line(
+    no_spark: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    module: ModuleType,
+    arguments: list[str],
+) -> None:
+    @contextmanager
+    def late(name: str, *, start_timeout_s: float | None, **options: Any) -> Iterator[None]:
+        assert start_timeout_s is not None
+        raise RequestTimeoutError("starting Spark", start_timeout_s)
+        yield
+
+    monkeypatch.setattr(sys.modules["raydp_jobs.session"], "spark_session", late)
+    given = [*(one.replace("DIR", str(tmp_path)) for one in arguments), "--start-timeout", "90s", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["job", *given])
+    monkeypatch.setattr("raymq.tools.cli.entry.out", SimpleNamespace())
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (1, "")
+    [line] = output.err.splitlines()
+    assert "starting Spark" in line
+    assert "90" in line
 
 
 class Query:
