@@ -24,7 +24,7 @@ from typing import Any, Final
 import ray
 from pyspark.sql import SparkSession
 
-from raydp_jobs.stream.spark_internals import driver_gateway
+from raydp_jobs.spark_internals import driver_gateway
 from raymq.common.errors import ClientStateError
 
 CHECKED_RAYDPS: Final = {"1.6.5": "3.5", "1.7.0b20260911.dev0": "4.2"}

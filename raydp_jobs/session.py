@@ -48,7 +48,7 @@ from raydp_jobs.raydp_internals import (
     start_session,
     stop_session,
 )
-from raydp_jobs.stream.spark_internals import (
+from raydp_jobs.spark_internals import (
     CONNECTION_ERRORS,
     JVM_LOGGERS,
     JVM_TEXT_ERRORS,

@@ -158,7 +158,7 @@ def clear_errors() -> Iterator[None]:
     """
     from pyspark.errors import PySparkException
 
-    from raydp_jobs.stream.spark_internals import JVM_ERRORS
+    from raydp_jobs.spark_internals import JVM_ERRORS
 
     try:
         yield

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pyspark.sql import Column, DataFrame, functions, types
 
+from raydp_jobs.spark_internals import count_partitions, plan_text, present_order, rows_text
 from raymq.common.errors import InvalidArgumentError
 
 Sort = Literal["auto", "always", "never"]
@@ -108,7 +109,7 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
     check_sort(sort)
     if sort == "never" or (sort == "auto" and not has_exchange(df)):
         return df
-    given = _present_order(df)
+    given = present_order(df)
     if given is None:
         # Do not sort these rows: their present order depends on columns that were dropped, so a sort by the remaining
         # columns would lose this order.
@@ -120,41 +121,25 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
 def has_exchange(df: DataFrame) -> bool:
     """Return True if the DataFrame's plan has an exchange (shuffle of rows between stages). The order of the rows is
     then not fixed: rows arrive in the order in which the tasks of the earlier stage end."""
-    execution = df._jdf.queryExecution()
-    plan = execution.executedPlan().toString()
+    plan = plan_text(df)
     if _SHUFFLE.search(plan):
         return True
     # In the batch of a streaming query, the plan has the step ExistingRDD. This step hides the plan that computed its
     # rows, so look for a shuffle in the RDD's description.
     if "ExistingRDD" not in plan:
         return False
-    return "Shuffled" in execution.toRdd().toDebugString()
+    return "Shuffled" in rows_text(df)
 
 
 def is_adaptive(df: DataFrame) -> bool:
     """Return True if Spark chooses the DataFrame's number of partitions only after earlier stages have run (adaptive
     execution)."""
-    return bool(df._jdf.queryExecution().executedPlan().toString().startswith("AdaptiveSparkPlan"))
+    return plan_text(df).startswith("AdaptiveSparkPlan")
 
 
 def partitions_of(df: DataFrame) -> int:
     """Return the number of partitions of a DataFrame; 0 if the number is not known yet."""
-    return 0 if is_adaptive(df) else int(df._jdf.queryExecution().toRdd().getNumPartitions())
-
-
-def _present_order(df: DataFrame) -> Sequence[Column] | None:
-    """Return the columns by which the rows of each partition are sorted; None if the order depends on columns that no
-    longer exist."""
-    plan: Any = df._jdf.queryExecution().executedPlan()
-    ordering, output = plan.outputOrdering(), plan.outputSet()
-    jvm: Any = df.sparkSession._jvm
-    found = []
-    for index in range(ordering.size()):
-        order = ordering.apply(index)
-        if not order.references().subsetOf(output):
-            return None
-        found.append(Column(jvm.org.apache.spark.sql.Column(order)))
-    return found
+    return 0 if is_adaptive(df) else count_partitions(df)
 
 
 def _sortable(field: types.StructField) -> Column:

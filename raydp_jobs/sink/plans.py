@@ -18,12 +18,11 @@ import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from raydp_jobs.stream.spark_internals import checkpoint_files
+from raydp_jobs.spark_internals import CheckpointFiles
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.route import format_order_config, parse_order_config
@@ -87,41 +86,18 @@ class PlanFiles:
     supports."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
-        self._jvm: Any = spark._jvm
         self._place = place
-        self._files = checkpoint_files(spark, self._path(place))
+        self._files = CheckpointFiles(spark, place)
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
         """Store `planned` as the plan of a streaming batch, unless a plan of this batch is already stored. Returns the
         stored plan, which is durable."""
         path = f"{self._place}/{batch}.json"
-        if not self._files.exists(self._path(path)):
-            self._files.mkdirs(self._path(self._place))
-            self._write(path, planned.encode())
+        if not self._files.exists(path):
+            self._files.write(path, planned.encode())
             if batch >= KEPT:
-                self._files.delete(self._path(f"{self._place}/{batch - KEPT}.json"))
-        return WritePlan.decode(topic, self._read(path), path)
-
-    def _path(self, text: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(text)
-
-    def _write(self, path: str, text: str) -> None:
-        stream = self._files.createAtomic(self._path(path), False)
-        try:
-            stream.write(bytearray(text.encode()))
-            stream.close()
-        except Py4JJavaError:
-            stream.cancel()
-            # If the plan file exists, another driver wrote it first: use the plan in that file.
-            if not self._files.exists(self._path(path)):
-                raise
-
-    def _read(self, path: str) -> str:
-        stream = self._files.open(self._path(path))
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+                self._files.delete(f"{self._place}/{batch - KEPT}.json")
+        return WritePlan.decode(topic, self._files.read(path), path)
 
 
 class PlanDirectory:

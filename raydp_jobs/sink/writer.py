@@ -20,9 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from raydp_jobs.sink.columns import Sort, check_columns, check_sort, in_fixed_order, partitions_of
 from raydp_jobs.sink.partitions import (
@@ -36,7 +35,7 @@ from raydp_jobs.sink.partitions import (
     short_id,
 )
 from raydp_jobs.sink.plans import PlanFiles, WritePlan
-from raydp_jobs.stream.spark_internals import checkpoint_of
+from raydp_jobs.spark_internals import JVM_ERRORS, checkpoint_of, known_sessions
 from raydp_jobs.task_errors import raymq_error
 from raymq.client.client import Client
 from raymq.client.producer.settings import ProducerOptions
@@ -243,8 +242,8 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
 
 def _checkpoint_of(query: str) -> str:
     """Return the checkpoint directory of a running streaming query."""
-    for spark in (SparkSession.getActiveSession(), SparkSession._instantiatedSession):
-        found = None if spark is None else checkpoint_of(spark, query)
+    for spark in known_sessions():
+        found = checkpoint_of(spark, query)
         if found is not None:
             return found
     raise ClientStateError(
@@ -258,7 +257,7 @@ def _collect(df: DataFrame) -> WriteSummary:
     raises that error."""
     try:
         rows = df.collect()
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, *JVM_ERRORS) as error:
         raised = raymq_error(str(error))
         if raised is None:
             raise

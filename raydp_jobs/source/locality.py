@@ -15,7 +15,7 @@ import ray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from raydp_jobs.stream.spark_internals import jvm_schema, placed_rows
+from raydp_jobs.spark_internals import jvm_schema, placed_rows
 from raymq.client.scan.partitions import ScanPartition
 from raymq.common.protocol.route import MASTER_ID
 from raymq.remoting.master_locator import RouteSource

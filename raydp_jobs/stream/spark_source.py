@@ -29,9 +29,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from raydp_jobs.stream.progress import CLOSING_TIME_US, DESCRIPTION
-from raydp_jobs.stream.source import TopicSource
-from raydp_jobs.stream.spark_internals import (
+from raydp_jobs.spark_internals import (
     SOURCE_INTERFACES,
     ArrowFunction,
     arrow_columns,
@@ -46,6 +44,8 @@ from raydp_jobs.stream.spark_internals import (
     serve_callbacks,
     source_frame,
 )
+from raydp_jobs.stream.progress import CLOSING_TIME_US, DESCRIPTION
+from raydp_jobs.stream.source import TopicSource
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
 

@@ -22,7 +22,7 @@ from raydp_jobs.jobs.windowed_counts import Windows
 MESSAGES = 1200
 QUEUES = 4
 BATCH = 500
-TOPICS = {"orders": QUEUES, "copy": 2, "sunk": 2, "counts": 2, "replayed": 2}
+TOPICS = {"orders": QUEUES, "copy": 2, "sorted": 1, "sunk": 2, "counts": 2, "replayed": 2}
 
 
 def send(client: raymq.Client) -> None:
@@ -54,6 +54,14 @@ def results(client: raymq.Client, folder: Path) -> dict[str, Any]:
         joined = orders.join(keys, functions.array_contains(orders["keys"], keys["key"])).repartition(2, "key")
         summary = write_topic(joined.select("body", "tags"), "copy", client=client)
         found["written"] = [summary.rows, bodies("copy")]
+
+        # Streams and these rows have no adaptive plan, so `write_topic` finds the order that they have.
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        by_tag = orders.select("body", "tags").repartition(1).sortWithinPartitions(functions.desc("tags"))
+        write_topic(by_tag, "sorted", client=client)
+        spark.conf.set("spark.sql.adaptive.enabled", "true")
+        in_order = read_topic(spark, "sorted", columns=["queue_offset", "tags"], client=client).orderBy("queue_offset")
+        found["sorted"] = "".join(row["tags"] for row in in_order.collect()) == "b" * 600 + "a" * 600
 
         stream = stream_topic(
             spark,

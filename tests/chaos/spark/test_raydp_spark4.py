@@ -42,6 +42,7 @@ def test_reads_writes_streams_and_jobs_run_on_spark_4(tmp_path: Path) -> None:
         "tags": {"a": messages // 2, "b": messages // 2},
         "rows_of_a_filter": messages // 2,
         "written": [messages, True],
+        "sorted": True,
         "batches": [[500, 500, 200], []],
         "lag": [[0], [0]],
         "sunk": True,

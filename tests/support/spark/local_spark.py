@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import raydp_jobs
 from raydp_jobs.session import _environment, _interrupts_as_before
-from raydp_jobs.stream.spark_internals import end_driver_jvm, forget_context
+from raydp_jobs.spark_internals import end_driver_jvm, forget_context
 from raymq.client.cluster.java import java_environment
 
 ROOT = Path(__file__).parents[3]

@@ -10,10 +10,10 @@ import pytest
 import ray
 
 import raydp_jobs
-from raydp_jobs import raydp_internals, session
+from raydp_jobs import raydp_internals, session, spark_internals
 from raydp_jobs.raydp_internals import check_raydp
-from raydp_jobs.stream import spark_internals, spark_source
-from raydp_jobs.stream.spark_internals import check_spark
+from raydp_jobs.spark_internals import check_spark
+from raydp_jobs.stream import spark_source
 from raymq.common.errors import ClientStateError
 
 # Ignore PySpark's deprecation warning about distutils.
@@ -96,19 +96,16 @@ SPARK_PRIVATE = (
     r"|internalCreateDataFrame|resolvedCheckpointRoot|org\.apache\.spark"
 )
 """What PySpark's documentation does not have: Py4J, objects of the JVM, Java classes, and underscored names."""
-NOT_MOVED = {"sink/columns.py", "sink/plans.py", "sink/writer.py"}
-"""Modules that still use the JVM's plan of a DataFrame and Hadoop's paths by themselves."""
 
 
 @pytest.mark.parametrize(
-    ("module", "private", "others"),
-    [("raydp_internals.py", RAYDP_PRIVATE, set()), ("stream/spark_internals.py", SPARK_PRIVATE, NOT_MOVED)],
+    ("module", "private"), [("raydp_internals.py", RAYDP_PRIVATE), ("spark_internals.py", SPARK_PRIVATE)]
 )
-def test_private_parts_are_used_in_one_module(module: str, private: str, others: set[str]) -> None:
+def test_private_parts_are_used_in_one_module(module: str, private: str) -> None:
     files = [*ROOT.rglob("*.py"), *(ROOT.parent / "raymq").rglob("*.py"), *(ROOT.parent / "examples").rglob("*.py")]
     users = {
         str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
         for path in files
         if re.search(private, path.read_text(), re.MULTILINE)
     }
-    assert users == {module, *others}
+    assert users == {module}

@@ -6,6 +6,7 @@ parts, so `check_spark` runs before a session or a stream uses the first of them
     the driver's JVM      its process, its end, its Py4J gateway; PySpark's references to a SparkContext
     errors                classes of Py4J's errors, and of Spark's errors that ask the JVM for their texts
     rows and functions    one partition with preferred hosts for each row; a Python function as a column of the JVM
+    plans of DataFrames   executedPlan, outputOrdering, the RDD of the rows
     streams               Source, StreamingExecutionRelation, SerializedOffset, ReadLimit, internalCreateDataFrame
     checkpoints           CheckpointFileManager, resolvedCheckpointRoot
 """
@@ -23,7 +24,7 @@ from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.rdd import PythonEvalType
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -197,6 +198,45 @@ class ArrowFunction:
         return frame.mapInArrow(column, False, None) if _is_spark4() else frame.pythonMapInArrow(column.expr(), False)
 
 
+# Plans of DataFrames
+
+
+def plan_text(df: DataFrame) -> str:
+    """Return the text of a DataFrame's physical plan."""
+    return str(_plan(df).toString())
+
+
+def rows_text(df: DataFrame) -> str:
+    """Return the description of the RDD of a DataFrame's rows."""
+    frame: Any = df._jdf
+    return str(frame.queryExecution().toRdd().toDebugString())
+
+
+def count_partitions(df: DataFrame) -> int:
+    """Return the number of partitions of a DataFrame whose plan is not adaptive."""
+    frame: Any = df._jdf
+    return int(frame.queryExecution().toRdd().getNumPartitions())
+
+
+def present_order(df: DataFrame) -> Sequence[Column] | None:
+    """Return the columns by which the rows of each partition are sorted; None if the order depends on columns that no
+    longer exist."""
+    plan, sql = _plan(df), _jvm(df.sparkSession).org.apache.spark.sql
+    ordering, output = plan.outputOrdering(), plan.outputSet()
+    found = []
+    for index in range(ordering.size()):
+        order = ordering.apply(index)
+        if not order.references().subsetOf(output):
+            return None
+        found.append(Column(sql.classic.ExpressionUtils.column(order) if _is_spark4() else sql.Column(order)))
+    return found
+
+
+def _plan(df: DataFrame) -> Any:
+    frame: Any = df._jdf
+    return frame.queryExecution().executedPlan()
+
+
 # Streams
 
 
@@ -257,14 +297,51 @@ def reads_everything(limit: Any) -> bool:
 # Checkpoints
 
 
-def checkpoint_files(spark: SparkSession, path: Any) -> Any:
-    """Return Spark's manager of the files below `path` (a Hadoop Path), which writes each file completely or not at
-    all."""
-    check_spark()
-    session: Any = spark._jsparkSession
-    streaming = _jvm(spark).org.apache.spark.sql.execution.streaming
-    companion = getattr(streaming.checkpointing if _is_spark4() else streaming, "CheckpointFileManager$")
-    return getattr(companion, "MODULE$").create(path, session.sessionState().newHadoopConf())
+class CheckpointFiles:
+    """Small files in a directory below a checkpoint, on a file system that Spark supports. Spark's manager of
+    checkpoint files writes each file completely or not at all. `directory`: the directory, which `write` creates."""
+
+    def __init__(self, spark: SparkSession, directory: str) -> None:
+        check_spark()
+        session: Any = spark._jsparkSession
+        self._jvm = _jvm(spark)
+        self._directory = self._path(directory)
+        streaming = self._jvm.org.apache.spark.sql.execution.streaming
+        companion = getattr(streaming.checkpointing if _is_spark4() else streaming, "CheckpointFileManager$")
+        conf = session.sessionState().newHadoopConf()
+        self._files = getattr(companion, "MODULE$").create(self._directory, conf)
+
+    def exists(self, path: str) -> bool:
+        """Return True if the file exists."""
+        return bool(self._files.exists(self._path(path)))
+
+    def delete(self, path: str) -> None:
+        """Delete a file. Does nothing if the file does not exist."""
+        self._files.delete(self._path(path))
+
+    def write(self, path: str, text: str) -> None:
+        """Write a new file. If another process has written the file first, that file stays. On success the file
+        exists."""
+        self._files.mkdirs(self._directory)
+        stream = self._files.createAtomic(self._path(path), False)
+        try:
+            stream.write(bytearray(text.encode()))
+            stream.close()
+        except Py4JJavaError:
+            stream.cancel()
+            if not self.exists(path):
+                raise
+
+    def read(self, path: str) -> str:
+        """Return the text of a file."""
+        stream = self._files.open(self._path(path))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _path(self, text: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(text)
 
 
 def checkpoint_of(spark: SparkSession, query: str) -> str | None:
