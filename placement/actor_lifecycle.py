@@ -1,5 +1,5 @@
 """Starts a storage actor on the node that has the store's disk, and ends actors cleanly, in an order that keeps data
-complete.
+complete. Has the steps that replace a server with changed settings, and that keep it if the new settings are wrong.
 
 Only `start_storage` imports the servers' code. The import takes 0.2 s of processor time, which a program that stops
 actors saves.
@@ -8,7 +8,8 @@ actors saves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import socket
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import ray
@@ -18,13 +19,15 @@ from actors.access.authenticated_server import access_for
 from placement.inventory import running
 from placement.specs import StoragePlan
 from raymq.client.cluster.launcher import ProgressCallback
-from raymq.common.errors import NoPermissionError, RaymqError
+from raymq.common.errors import ConfigError, NoPermissionError, RaymqError, ServiceNotAvailableError
 from raymq.common.names import CONSOLE, CONTROLLER, GATEWAY_PREFIX
 from raymq.remoting.actor_ref import ActorRef, find_actor
 
 CLOSE_TIMEOUT_S: Final = 30.0
 _CLOSED_PREFIXES: Final = (GATEWAY_PREFIX, "pull-", "rebalance-", "broker-", "storage-", "replicator-")
 """The name prefixes of the actors that have a method `close`."""
+GOES_ON: Final = "nothing was changed: what ran before goes on"
+"""The sentence in the error of a start whose settings the former server has refused."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,40 @@ def stop_actors(progress: ProgressCallback = lambda step: None, only: Iterable[s
         progress(f"stopping {name}")
         end_actor(name)
     return order
+
+
+def check_address(host: str, port: int, *, held: Collection[int], setting: str) -> None:
+    """Raise ServiceNotAvailableError if a server of this node could not listen at `host` and `port`.
+
+    `held`: ports that the former server holds and will give up, so that only the host is checked. `setting`: the
+    setting of the port, for the error. Port 0 means any free port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, 0 if port in held else port), family=family).close()
+    except OSError as error:
+        raise ServiceNotAvailableError(
+            f"nothing can listen at host {host}, port {port}, of this node: {error.strerror or error}; see "
+            f"{setting.partition('.')[0]}.host and {setting}"
+        ) from None
+
+
+def refused(error: RaymqError, sentence: str) -> RaymqError:
+    """Return the error of a start with a sentence about what runs now. The error keeps its kind: wrong settings, or a
+    server that is not available."""
+    kind = ConfigError if isinstance(error, ConfigError) else ServiceNotAvailableError
+    return kind(f"{error}; {sentence}")
+
+
+def brought_back(what: str, start: Callable[[], object]) -> str:
+    """Start the former actors again with `start`, and return a sentence about what runs now. `what`: the name of the
+    service in the sentence."""
+    try:
+        start()
+    except RaymqError as error:
+        logger.warning("%s does not start with its former settings: %s", what, error)
+        return f"{what} has its former settings again, but does not serve yet: {error}"
+    return f"{what} runs again with its former settings"
 
 
 def _stop_rank(name: str) -> int:

@@ -18,8 +18,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import time
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +31,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.access.authenticated_server import access_for, authenticated_server
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
-from placement.actor_lifecycle import end_actor
+from placement.actor_lifecycle import GOES_ON, brought_back, check_address, end_actor, refused
 from placement.console.live_control import live_cluster
 from placement.inventory import head_node_id, running
 from raymq.client.client import Client, connect
 from raymq.common.closing import closed_on_error
 from raymq.common.config.console import ConsoleOptions
-from raymq.common.errors import ConfigError, RaymqError
+from raymq.common.errors import ConfigError, RaymqError, RequestTimeoutError
 from raymq.common.names import CONSOLE
 from raymq.remoting.actor_ref import ActorRef, was_restarted
 from raymq.tools.console.app import ConsoleServer, create_app
@@ -109,6 +111,12 @@ class ConsoleService:
         """Return the settings with which the console was started."""
         return self._options
 
+    def check(self, options: ConsoleOptions) -> None:
+        """Raise the error with which a console with other settings would not start on this node, in place of this one:
+        ConfigError or ServiceNotAvailableError."""
+        application_settings(options)
+        check_address(options.host, options.port, held=(self._port,), setting="console.port")
+
     def status(self) -> dict[str, Any]:
         """Return the console's address for `raymq status`, like `describe`."""
         return self.describe()
@@ -122,8 +130,9 @@ class ConsoleService:
 
 
 def application_settings(options: ConsoleOptions) -> ConsoleSettings:
-    """Return the web application's settings on this node. Raises ConfigError if a token cannot be read. Also raises
-    ConfigError if other machines can reach the console's address while the cluster has neither tokens nor users."""
+    """Return the web application's settings on this node. Raises ConfigError if a token or the certificate cannot be
+    used. Also raises ConfigError if other machines can reach the console's address while the cluster has neither tokens
+    nor users."""
     server = authenticated_server()
     open_to_all = not cluster_has_tokens() and server is None
     if open_to_all and not options.is_loopback:
@@ -132,6 +141,14 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
             "console would be an admin: set console.host to 127.0.0.1, start Ray with RAY_AUTH_MODE=token, or "
             "set access.enable"
         )
+    if options.tls_cert is not None and options.tls_key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+        # ssl.SSLError is an OSError
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot use console.tls_cert {options.tls_cert} with console.tls_key {options.tls_key}: {error}"
+            ) from None
     viewers = options.viewer_token_file
     is_rays = ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
 
@@ -173,22 +190,47 @@ def cluster_has_tokens() -> bool:
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
     """Start the console on the head node, unless it already serves with these settings. A console that has other
     settings, whose start has failed, or that does not answer, is ended first. Returns the console's address after the
-    console has started to serve. If the start fails, ends the console and raises the error."""
+    console has started to serve.
+
+    If a running console finds that the settings cannot be used on its node, raises the error before it ends. If the
+    start fails, ends the console, brings a console with its former settings back, and raises the error, whose text says
+    what runs.
+    """
+    former = None
     if CONSOLE in running():
-        serving = _address_of_running(options)
-        if serving is not None:
-            return serving
+        former = _settings_of_running()
+        if former == options:
+            serving = _address_of_running()
+            if serving is not None:
+                return serving
+            former = None
+        elif former is not None:
+            _check_at_running(options)
         end_actor(CONSOLE)
+    try:
+        return _started(options, cluster_name)
+    except BaseException as error:
+        end_actor(CONSOLE)
+        if former is None:
+            raise
+        if not isinstance(error, RaymqError):
+            _create(former, cluster_name)
+            raise
+        raise refused(error, brought_back("the console", partial(_started, former, cluster_name))) from None
+
+
+def _started(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
+    """Start the console, and return its address after it has started to serve."""
+    _create(options, cluster_name)
+    address: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
+    return address
+
+
+def _create(options: ConsoleOptions, cluster_name: str) -> None:
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     ConsoleActor.options(name=CONSOLE, get_if_exists=True, scheduling_strategy=on_head).remote(
         options, cluster_name, **access_for(CONSOLE)
     )
-    try:
-        address: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
-    except BaseException:
-        end_actor(CONSOLE)
-        raise
-    return address
 
 
 def stop_console() -> bool:
@@ -199,18 +241,34 @@ def stop_console() -> bool:
     return found
 
 
-def _address_of_running(options: ConsoleOptions) -> dict[str, Any] | None:
-    """Return the address of the running console. Returns None if the console has other settings than `options`, if its
-    start has failed, or if it does not answer."""
-    console = ActorRef(CONSOLE)
+def _settings_of_running() -> ConsoleOptions | None:
+    """Return the settings of the running console; None if it does not answer."""
     try:
-        if console.call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S) != options:
-            return None
-        address: dict[str, Any] = console.call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
+        settings: ConsoleOptions = ActorRef(CONSOLE).call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S)
+    except RaymqError as error:
+        logger.warning("the console does not answer, and is started again: %s", error)
+        return None
+    return settings
+
+
+def _address_of_running() -> dict[str, Any] | None:
+    """Return the address of the running console; None if its start has failed, or if it does not answer."""
+    try:
+        address: dict[str, Any] = ActorRef(CONSOLE).call("describe", timeout_s=CONSOLE_READY_TIMEOUT_S)
     except RaymqError as error:
         logger.warning("the console does not serve, and is started again: %s", error)
         return None
     return address
+
+
+def _check_at_running(options: ConsoleOptions) -> None:
+    """Let the running console check other settings. Raises its error."""
+    try:
+        ActorRef(CONSOLE).call("check", options, timeout_s=CONSOLE_READY_TIMEOUT_S)
+    except RequestTimeoutError as error:
+        logger.warning("the console does not check the new settings, and is started again: %s", error)
+    except RaymqError as error:
+        raise refused(error, GOES_ON) from None
 
 
 CONSOLE_ACTOR_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 4}

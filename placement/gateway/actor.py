@@ -27,6 +27,7 @@ from actors.access.authenticated_server import authenticated_server
 from actors.actor_class import actor_class
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
+from placement.actor_lifecycle import check_address
 from placement.gateway.shared_port import shared_port
 from placement.inventory import running
 from raymq.client.client import connect
@@ -44,6 +45,7 @@ from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
 from raymq.gateway.webhooks.deliveries import WebhookDeliveries, deliveries_of
+from raymq.gateway.webhooks.sender import read_keys
 from raymq.gateway.wire.parsing import SEND_BYTES_MAX
 from raymq.telemetry.metrics.reporter import Reporter
 
@@ -89,6 +91,11 @@ class Gateway:
     def settings(self) -> GatewaySettings:
         """Return the settings with which the gateway was started."""
         return self._settings
+
+    def check(self, settings: GatewaySettings) -> None:
+        """Raise the error with which a gateway with other settings would not start on this node, in place of this one:
+        ConfigError or ServiceNotAvailableError."""
+        _check_on_node(settings.options, self._settings.options, has_users=authenticated_server() is not None)
 
     def status(self) -> dict[str, Any]:
         """Return the gateway's address, and its clients. Raises the reason while the gateway does not serve."""
@@ -161,8 +168,7 @@ class Gateway:
         a start that failed, after everything that was started has stopped again."""
         options = self._settings.options
         server = authenticated_server()
-        if server is not None:
-            _check_encrypted(options)
+        _check_encrypted(options, has_users=server is not None)
         async with AsyncExitStack() as stack:
             for port in _held_ports(self._settings):
                 await asyncio.to_thread(port.__enter__)
@@ -190,11 +196,11 @@ class Gateway:
             # Receives end in the same turn of the event loop in which the server refuses new ones. So no client waits
             # at a gateway that stops.
             stack.callback(service.end_receives)
-            await front.start(options.host, options.port, _certificate(self._settings))
+            await front.start(options.host, options.port, _certificate(options))
             if options.http_port:
                 http = http_front_of(client, service.handlers(), cluster, access, webhooks, shares_port=shares_port)
                 fronts.append(http)
-                await http.start(options.host, options.http_port, _certificate(self._settings))
+                await http.start(options.host, options.http_port, _certificate(options))
             self._service, self._webhooks, self._failure, self._logged = service, webhooks, None, ""
             self._tried.set()
             await self._until_stopping(service, webhooks, counts=server is not None)
@@ -231,15 +237,6 @@ class Gateway:
             await asyncio.sleep(COUNT_INTERVAL_S)
 
 
-def _check_encrypted(options: GatewayOptions) -> None:
-    """Raise ConfigError if users of other machines would sign calls that anyone on the network can read and repeat."""
-    if options.tls_cert is None and not is_loopback(options.host):
-        raise ConfigError(
-            f"with access.enable, a gateway at host {options.host} needs TLS: set gateway.tls_cert and "
-            "gateway.tls_key, or gateway.host: 127.0.0.1"
-        )
-
-
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -258,8 +255,34 @@ def _held_ports(settings: GatewaySettings) -> list[AbstractContextManager[None]]
     return [shared_port(port, settings.name.node_id, Path(tempfile.gettempdir())) for port in ports]
 
 
-def _certificate(settings: GatewaySettings) -> CertificateFiles | None:
-    options = settings.options
+def _check_on_node(options: GatewayOptions, current: GatewayOptions, *, has_users: bool) -> None:
+    """Raise the error with which a gateway would not start on this node: ConfigError or ServiceNotAvailableError.
+
+    `current`: the settings of the gateway that runs here, and that ends before the new one starts. `has_users`: True
+    if access control is on.
+    """
+    _check_encrypted(options, has_users=has_users)
+    certificate = _certificate(options)
+    if certificate is not None:
+        certificate.read()
+    read_keys(options.webhook_secret)
+    held = (current.port, current.http_port)
+    check_address(options.host, options.port, held=held, setting="gateway.port")
+    if options.http_port:
+        check_address(options.host, options.http_port, held=held, setting="gateway.http_port")
+
+
+def _check_encrypted(options: GatewayOptions, *, has_users: bool) -> None:
+    """Raise ConfigError if users of other machines would sign calls that anyone on the network can read and repeat."""
+    if has_users and options.tls_cert is None and not is_loopback(options.host):
+        raise ConfigError(
+            f"with access.enable, a gateway at host {options.host} needs TLS: set gateway.tls_cert and "
+            "gateway.tls_key, or gateway.host: 127.0.0.1"
+        )
+
+
+def _certificate(options: GatewayOptions) -> CertificateFiles | None:
+    """Return the files of the gateway's certificate; None for a gateway without TLS."""
     if options.tls_cert is None or options.tls_key is None:
         return None
     return CertificateFiles(options.tls_cert.expanduser(), options.tls_key.expanduser())

@@ -325,8 +325,8 @@ _SERVERS: Final[Mapping[str, str]] = {
     "Controller": "balance cancel_change change_min_in_sync change_replicas close designate drain draining homes"
     " settings",
     "Replicator": "close status",
-    "ConsoleService": "close settings",
-    "Gateway": "close describe settings",
+    "ConsoleService": "check close settings",
+    "Gateway": "check close describe settings",
 }
 
 FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.items() for name in names.split())

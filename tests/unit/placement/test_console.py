@@ -233,6 +233,10 @@ class Consoles:
     def __init__(self, options: ConsoleOptions, failure: RaymqError | None) -> None:
         self.options, self.failure = options, failure
         self.steps: list[str] = ["running"]
+        self.refused: RaymqError | None = None
+        """The error of the check of new settings."""
+        self.wrong_port = 0
+        """A port with which no console can start. The check of settings does not find it."""
 
     def end(self, name: str) -> None:
         self.steps.append("ended")
@@ -242,9 +246,15 @@ class Consoles:
             self.steps.append("started")
             self.options, self.failure = options, None
 
-    def call(self, method: str, timeout_s: float) -> Any:
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         if method == "settings":
             return self.options
+        if method == "check":
+            if self.refused is not None:
+                raise self.refused
+            return None
+        if self.options.port == self.wrong_port:
+            raise ConfigError("the port is used")
         if self.failure is not None:
             raise self.failure
         return {"url": "http://127.0.0.1:8270/"}
@@ -263,7 +273,15 @@ class Consoles:
 def test_a_start_replaces_a_console_that_does_not_serve(
     monkeypatch: pytest.MonkeyPatch, port: int, failure: RaymqError | None, steps: list[str]
 ) -> None:
-    consoles = Consoles(ConsoleOptions(port=port), failure)
+    consoles = fake_consoles(monkeypatch, ConsoleOptions(port=port), failure)
+    assert actor.start_console(ConsoleOptions(), "raymq") == {"url": "http://127.0.0.1:8270/"}
+    assert consoles.steps == steps
+
+
+def fake_consoles(
+    monkeypatch: pytest.MonkeyPatch, options: ConsoleOptions, failure: RaymqError | None = None
+) -> Consoles:
+    consoles = Consoles(options, failure)
     monkeypatch.setattr(actor, "running", lambda: [CONSOLE])
     monkeypatch.setattr(actor, "head_node_id", lambda: "0" * 56)
     monkeypatch.setattr(actor, "end_actor", consoles.end)
@@ -271,5 +289,40 @@ def test_a_start_replaces_a_console_that_does_not_serve(
     monkeypatch.setattr(actor, "ActorRef", lambda name: SimpleNamespace(call=consoles.call))
     made = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=consoles.start))
     monkeypatch.setattr(actor, "ConsoleActor", made)
-    assert actor.start_console(ConsoleOptions(), "raymq") == {"url": "http://127.0.0.1:8270/"}
-    assert consoles.steps == steps
+    return consoles
+
+
+def test_wrong_settings_are_refused_before_a_console_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    consoles = fake_consoles(monkeypatch, ConsoleOptions(port=8271))
+    consoles.refused = ConfigError("no such token file")
+    with pytest.raises(ConfigError, match="no such token file; nothing was changed"):
+        actor.start_console(ConsoleOptions(), "raymq")
+    assert consoles.steps == ["running"]
+
+
+def test_a_console_that_does_not_start_with_new_settings_gets_its_former_settings_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consoles = fake_consoles(monkeypatch, ConsoleOptions(port=8271))
+    consoles.wrong_port = 8270
+    with pytest.raises(ConfigError, match="the port is used; the console runs again with its former settings"):
+        actor.start_console(ConsoleOptions(), "raymq")
+    assert consoles.steps == ["running", "ended", "started", "ended", "started"]
+    assert consoles.options.port == 8271
+
+
+def test_a_running_console_checks_the_port_and_the_certificate_of_other_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service = object.__new__(actor.ConsoleService)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        service._port = other.getsockname()[1]
+        # the port that the console itself holds is free for the next one
+        service.check(ConsoleOptions(port=service._port))
+        service._port += 1
+        with pytest.raises(ServiceNotAvailableError, match=r"see console\.host and console\.port"):
+            service.check(ConsoleOptions(port=other.getsockname()[1]))
+    key = tmp_path / "key.pem"
+    key.write_text("no key")
+    with pytest.raises(ConfigError, match=r"cannot use console\.tls_cert"):
+        service.check(ConsoleOptions(port=0, tls_cert=key, tls_key=key))

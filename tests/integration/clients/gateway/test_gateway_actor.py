@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 import ray
 
 import raymq
+from placement.actor_lifecycle import GOES_ON
+from placement.gateway.shared_port import shared_port
 from placement.status import cluster_status
 from raymq.client.cluster.launcher import launch
 from raymq.common.config.cluster import load_settings
@@ -106,23 +109,58 @@ def test_a_gateway_serves_at_the_same_port_after_its_process_was_killed(mq: raym
         free.bind((HOST, port))
 
 
-def test_processes_of_one_node_share_a_port_and_a_used_port_is_an_error(launcher: Launcher) -> None:
+def answers(port: int) -> bool:
+    answer = call_gateway(port, "Heartbeat", wire.HeartbeatRequest(client_type=1))
+    return bool(answer.status.code == Code.OK)
+
+
+def test_processes_of_one_node_share_a_port(launcher: Launcher) -> None:
     port = free_port()
     found = launcher.start(f"gateway: {{port: {port}, processes: 2}}\n")
     assert len({one["pid"] for one in found}) == 2
     assert {one["listens"] for one in found} == {f"{HOST}:{port}"}
     os.kill(found[0]["pid"], signal.SIGKILL)
     # the other process serves, or the restarted one
-    answer = call_gateway(port, "Heartbeat", wire.HeartbeatRequest(client_type=1))
-    assert answer.status.code == Code.OK
+    assert answers(port)
     eventually(lambda: all(not one.error for one in gateways()), "two processes that serve")
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
+
+
+def test_a_first_start_that_fails_leaves_no_gateway(launcher: Launcher) -> None:
+    with socket.create_server((HOST, 0)) as other:
         taken = other.getsockname()[1]
         with pytest.raises(ServiceNotAvailableError, match=f"cannot listen at {HOST}:{taken}"):
             launcher.start(f"gateway: {{port: {taken}}}\n")
     assert gateways() == ()
     with pytest.raises(ConfigError, match=r"gateway\.tls_cert"):
-        launcher.start(f"gateway: {{port: {port}, tls_cert: /nowhere/chain.pem, tls_key: /nowhere/key.pem}}\n")
+        launcher.start(f"gateway: {{port: {free_port()}, tls_cert: /nowhere/chain.pem, tls_key: /nowhere/key.pem}}\n")
     assert gateways() == ()
+
+
+def test_a_start_with_wrong_settings_keeps_the_gateway_that_serves(launcher: Launcher) -> None:
+    port = free_port()
+    [former] = launcher.start(f"gateway: {{port: {port}}}\n")
+    with socket.create_server((HOST, 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(ServiceNotAvailableError, match=f"port {taken}, of this node.*{GOES_ON}"):
+            launcher.start(f"gateway: {{port: {taken}}}\n")
+    with pytest.raises(ConfigError, match=rf"gateway\.tls_cert.*{GOES_ON}"):
+        launcher.start(f"gateway: {{port: {port}, tls_cert: /nowhere/chain.pem, tls_key: /nowhere/key.pem}}\n")
+    [one] = gateways()
+    assert (one.pid, one.error) == (former["pid"], "")
+    assert answers(port)
+
+
+@pytest.mark.long
+def test_a_start_that_fails_after_the_former_gateway_ended_brings_it_back(launcher: Launcher) -> None:
+    """The gateway of another cluster on this machine holds the new port, which a running gateway cannot check."""
+    port, held = free_port(), free_port()
+    [former] = launcher.start(f"gateway: {{port: {port}}}\n")
+    with (
+        shared_port(held, "another cluster", Path(tempfile.gettempdir())),
+        pytest.raises(ConfigError, match=f"port {held} belongs to .* the gateway runs again with its former settings"),
+    ):
+        launcher.start(f"gateway: {{port: {held}, processes: 2}}\n")
+    [one] = gateways()
+    assert (one.listens, one.error) == (f"{HOST}:{port}", "")
+    assert one.pid != former["pid"]
+    assert answers(port)

@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,36 @@ def test_a_gateway_with_access_control_for_other_machines_needs_tls(
     with pytest.raises(ConfigError, match=r"set gateway\.tls_cert and gateway\.tls_key"):
         started(port, host="0.0.0.0", insecure=True).describe()
     assert cluster.events == []
+
+
+def test_a_gateway_checks_other_settings_on_its_node_and_goes_on(
+    cluster: FakeCluster, port: int, started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = started(port)
+    gateway.describe()
+    current = gateway.settings()
+
+    def check(**options: Any) -> None:
+        gateway.check(replace(current, options=GatewayOptions(**{"port": port, **options})))
+
+    # its own port, and a free one
+    check(processes=2)
+    check(port=free_port(), http_port=free_port())
+    key = tmp_path / "key"
+    key.write_text("short")
+    with pytest.raises(ConfigError, match="cannot use the certificate"):
+        check(tls_cert=key, tls_key=key)
+    with pytest.raises(ConfigError, match=r"gateway\.webhook_secret"):
+        check(http_port=free_port(), webhook_hosts=("hooks.example.org",), webhook_secret=tmp_path / "missing")
+    # an address of documentation, which no machine has
+    with pytest.raises(ServiceNotAvailableError, match=r"nothing can listen at host 203\.0\.113\.1"):
+        check(host="203.0.113.1", insecure=True)
+    with socket.create_server((HOST, 0)) as other:
+        used = other.getsockname()[1]
+        for options, setting in (({"port": used}, "gateway.port"), ({"http_port": used}, "gateway.http_port")):
+            with pytest.raises(ServiceNotAvailableError, match=f"see gateway.host and {setting}"):
+                check(**options)
+    monkeypatch.setattr(module, "authenticated_server", FakeServer)
+    with pytest.raises(ConfigError, match=r"set gateway\.tls_cert and gateway\.tls_key"):
+        check(host="0.0.0.0", insecure=True)
+    assert heartbeat(port) == Code.OK

@@ -12,7 +12,7 @@ from placement.gateway import launching
 from placement.gateway.launching import start_gateways
 from raymq.common.config.cluster import ClusterSettings
 from raymq.common.config.gateway import GatewaySettings
-from raymq.common.errors import ConfigError, RequestTimeoutError
+from raymq.common.errors import ConfigError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
 
 HEAD, WORKER = "b" * 56, "a" * 56
 NODES = [
@@ -32,6 +32,10 @@ class FakeActors:
         self.ended: list[str] = []
         self.failing = ""
         """The name of an actor that cannot start."""
+        self.wrong_port = 0
+        """A port with which no gateway can start. The check of settings does not find it."""
+        self.refused: RaymqError | None = None
+        """The error of the check of new settings."""
 
     def running(self) -> list[str]:
         return sorted([*self.actors, "broker-a", "console"])
@@ -48,13 +52,18 @@ class FakeActors:
         return SimpleNamespace(remote=remote)
 
     def actor_ref(self, name: str) -> Any:
-        def call(method: str, timeout_s: float) -> Any:
+        def call(method: str, *arguments: GatewaySettings, timeout_s: float) -> Any:
             settings = self.actors[name]
             if settings is None:
                 raise RequestTimeoutError(method, timeout_s)
             if method == "settings":
                 return settings
-            if name == self.failing:
+            if method == "check":
+                assert arguments[0].node == settings.node
+                if self.refused is not None:
+                    raise self.refused
+                return None
+            if name == self.failing or settings.options.port == self.wrong_port:
                 raise ConfigError("the port is used")
             return {"node": settings.node}
 
@@ -121,6 +130,64 @@ def test_a_start_that_fails_ends_only_what_it_has_started(actors: FakeActors) ->
     with pytest.raises(ConfigError, match="the port is used"):
         start_gateways(settings(nodes="all"))
     assert list(actors.actors) == [name("b", 0)]
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such key"), ServiceNotAvailableError("the port is used")])
+def test_wrong_settings_are_refused_before_a_former_gateway_ends(actors: FakeActors, error: RaymqError) -> None:
+    start_gateways(settings(nodes="all"))
+    before = dict(actors.actors)
+    actors.refused = error
+    with pytest.raises(type(error), match=f"{error}; nothing was changed"):
+        start_gateways(settings(port=9000))
+    assert actors.actors == before
+    assert actors.ended == []
+
+
+def test_a_gateway_that_cannot_check_settings_in_time_is_replaced(actors: FakeActors) -> None:
+    start_gateways(settings())
+    actors.refused = RequestTimeoutError("check", 10.0)
+    start_gateways(settings(port=9000))
+    assert actors.ended == [name("b", 0)]
+
+
+def test_gateways_that_do_not_start_with_new_settings_get_their_former_settings_back(actors: FakeActors) -> None:
+    start_gateways(settings(nodes="all", processes=2))
+    before = dict(actors.actors)
+    actors.wrong_port = 9000
+    with pytest.raises(ConfigError, match="the port is used; the gateway runs again with its former settings"):
+        start_gateways(settings(port=9000))
+    assert actors.actors == before
+    assert actors.ended[-1] == name("b", 0)
+
+
+def test_an_error_says_if_the_former_settings_do_not_work_either(actors: FakeActors) -> None:
+    start_gateways(settings())
+    before = dict(actors.actors)
+    actors.failing = name("b", 0)
+    with pytest.raises(ConfigError, match="has its former settings again, but does not serve yet: the port is used"):
+        start_gateways(settings(port=9000))
+    assert actors.actors == before
+
+
+def test_an_interrupted_start_brings_the_former_gateways_back(
+    actors: FakeActors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_gateways(settings())
+    before = dict(actors.actors)
+    actor_ref = actors.actor_ref
+
+    def interrupted(name: str) -> Any:
+        def call(method: str, *arguments: Any, timeout_s: float) -> Any:
+            if method == "describe":
+                raise KeyboardInterrupt
+            return actor_ref(name).call(method, *arguments, timeout_s=timeout_s)
+
+        return SimpleNamespace(call=call)
+
+    monkeypatch.setattr(launching, "ActorRef", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_gateways(settings(port=9000))
+    assert actors.actors == before
 
 
 def test_gateways_end_before_the_servers_that_they_use() -> None:
