@@ -5,6 +5,8 @@ They speak RocketMQ 5's gRPC protocol and, if the settings have a port for it, H
 A gateway has no state that a client needs. So any process may be killed at any time, Ray restarts it at the same port,
 and a client's next call may reach another process. No server of raymq waits for a gateway.
 
+The modules for HTTP and web hooks are imported only if the settings ask for them: their packages take 20 MiB.
+
 If a gateway cannot start, it tries again until it can: the cluster may be starting, or another program may still use
 the port. Until then `status` raises the reason.
 """
@@ -19,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
@@ -38,16 +40,16 @@ from raymq.common.names import GATEWAY_PREFIX
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.front.server import GrpcFront
-from raymq.gateway.http.app import http_front_of
-from raymq.gateway.http.server import HttpFront
 from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.service.measured_calls import language_name
 from raymq.gateway.service.route_calls import GatewayAddress
 from raymq.gateway.service.service import GatewayService
-from raymq.gateway.webhooks.deliveries import WebhookDeliveries, deliveries_of
-from raymq.gateway.webhooks.sender import read_keys
 from raymq.gateway.wire.parsing import SEND_BYTES_MAX
 from raymq.telemetry.metrics.reporter import Reporter
+
+if TYPE_CHECKING:
+    from raymq.gateway.http.server import HttpFront
+    from raymq.gateway.webhooks.deliveries import WebhookDeliveries
 
 GATEWAY_SEND_TIMEOUT_S: Final = 10.0
 """Longest time in seconds that a gateway waits for a store. Usually a call's own deadline is shorter."""
@@ -186,8 +188,11 @@ class Gateway:
             state = None if server is None else lambda: server.authorizer.state
             access = GatewayAccess(state, gateways=lambda: self._processes)
             service = GatewayService(cluster, address, access)
-            webhooks = deliveries_of(client, cluster, options) if options.webhook_hosts else None
-            if webhooks is not None:
+            webhooks: WebhookDeliveries | None = None
+            if options.webhook_hosts:
+                from raymq.gateway.webhooks.deliveries import deliveries_of
+
+                webhooks = deliveries_of(client, cluster, options)
                 stack.push_async_callback(webhooks.close)
             shares_port = options.processes > 1
             front = GrpcFront(service.handlers(), request_bytes_max=SEND_BYTES_MAX, shares_port=shares_port)
@@ -198,6 +203,8 @@ class Gateway:
             stack.callback(service.end_receives)
             await front.start(options.host, options.port, _certificate(options))
             if options.http_port:
+                from raymq.gateway.http.app import http_front_of
+
                 http = http_front_of(client, service.handlers(), cluster, access, webhooks, shares_port=shares_port)
                 fronts.append(http)
                 await http.start(options.host, options.http_port, _certificate(options))
@@ -265,7 +272,10 @@ def _check_on_node(options: GatewayOptions, current: GatewayOptions, *, has_user
     certificate = _certificate(options)
     if certificate is not None:
         certificate.read()
-    read_keys(options.webhook_secret)
+    if options.webhook_secret is not None:
+        from raymq.gateway.webhooks.sender import read_keys
+
+        read_keys(options.webhook_secret)
     held = (current.port, current.http_port)
     check_address(options.host, options.port, held=held, setting="gateway.port")
     if options.http_port:

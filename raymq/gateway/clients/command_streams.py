@@ -31,20 +31,34 @@ class CommandStream:
         self.is_open = False
         """True after the client's settings were answered. The stream then keeps the client registered."""
         self._asked: dict[str, asyncio.Future[TelemetryCommand]] = {}
-        self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
+        self._commands: list[TelemetryCommand | None] = []
+        """The commands that wait. A list, because the queues of asyncio take 3 KiB for each idle client."""
+        self._arrived: asyncio.Future[None] | None = None
+        """Done when a command has arrived; None while nobody waits."""
+        self._taken: asyncio.Future[None] | None = None
+        """Done when no command waits any more; None while nobody waits."""
 
     def offer(self, command: TelemetryCommand) -> bool:
         """Enqueue a command. Returns False, and drops the command, if COMMANDS_MAX commands wait."""
-        if self._commands.qsize() >= COMMANDS_MAX:
+        if len(self._commands) >= COMMANDS_MAX:
             return False
-        self._commands.put_nowait(command)
+        self._put(command)
         return True
+
+    def _put(self, command: TelemetryCommand | None) -> None:
+        self._commands.append(command)
+        _wake(self._arrived)
 
     async def answer(self, command: TelemetryCommand) -> None:
         """Enqueue an answer, and wait until all commands are written. So a client that reads no answers cannot make
-        more of them wait."""
-        self._commands.put_nowait(command)
-        await self._commands.join()
+        more of them wait. Only one task may answer."""
+        self._put(command)
+        while self._commands:
+            self._taken = asyncio.get_running_loop().create_future()
+            try:
+                await self._taken
+            finally:
+                self._taken = None
 
     async def ask(self, nonce: str, command: TelemetryCommand, timeout_s: float) -> TelemetryCommand:
         """Ask the client a question, and return its answer with the same `nonce`.
@@ -71,13 +85,25 @@ class CommandStream:
 
     def end(self) -> None:
         """Let the stream end after the commands that wait."""
-        self._commands.put_nowait(None)
+        self._put(None)
 
     async def next(self) -> TelemetryCommand | None:
-        """Wait for the next command to write. Returns None at the end of the stream."""
-        command = await self._commands.get()
-        self._commands.task_done()
+        """Wait for the next command to write. Returns None at the end of the stream. Only one task may wait."""
+        while not self._commands:
+            self._arrived = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        command = self._commands.pop(0)
+        if not self._commands:
+            _wake(self._taken)
         return command
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 class CommandStreams:
