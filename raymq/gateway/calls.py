@@ -43,9 +43,14 @@ class StreamRefusedError(InvalidArgumentError):
 
 @dataclass(frozen=True, slots=True)
 class UnaryCall:
-    """A method with one request and one answer. The handler answers errors, too: it raises only CancelledError."""
+    """A method with one request and one answer. The handler answers errors, too: it raises only CancelledError.
+
+    `at_once`: returns the answer if it needs no wait, else None: then `handle` answers the same request. A server that
+    calls `at_once` first needs no task for such a call. None: each answer needs a wait.
+    """
 
     handle: Callable[[CallContext, bytes], Awaitable[bytes]]
+    at_once: Callable[[CallContext, bytes], bytes | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from raymq.remoting.access.users import BOUNDS, CONSUME_BOUNDS, User, gateway_se
 
 GATEWAY_DECISIONS_MAX: Final = 20_000
 """Maximum number of decisions that are kept. Beyond this number all are dropped."""
+NEEDS_KNOWN_MAX: Final = 4096
+"""Number of topics, and of groups, whose rights are kept for the next call."""
 _AUTHORIZATION: Final = "authorization"
 _DATE_TIME: Final = "x-mq-date-time"
 
@@ -38,7 +40,17 @@ def sends(topic: str) -> Need:
 
 def consumes(group: str, *topics: str) -> tuple[Need, ...]:
     """Return the rights that consuming topics in a group needs."""
-    return Need((Action.SUB,), group_resource(group)), *(Need((Action.SUB,), topic_resource(topic)) for topic in topics)
+    return _consumes_group(group), *(_consumes_topic(topic) for topic in topics)
+
+
+@lru_cache(maxsize=NEEDS_KNOWN_MAX)
+def _consumes_group(group: str) -> Need:
+    return Need((Action.SUB,), group_resource(group))
+
+
+@lru_cache(maxsize=NEEDS_KNOWN_MAX)
+def _consumes_topic(topic: str) -> Need:
+    return Need((Action.SUB,), topic_resource(topic))
 
 
 def reads(topic: str) -> Need:

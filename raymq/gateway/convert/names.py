@@ -7,18 +7,21 @@ handle, so the ninth field is ignored.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from raymq.client.consumer.simple.received_message import parse_handle
 from raymq.client.consumer.subscription import ALL, Subscription
 from raymq.common.errors import FilterExpressionError, IllegalNameError, InvalidArgumentError
-from raymq.common.names import check_group, check_user_topic
-from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.names import TOPIC_NAME_MAX, check_group, check_user_topic
+from raymq.common.namespaces import NO_NAMESPACE, Namespace, wrap
 from raymq.gateway.convert.statuses import CallRefusedError
 from raymq.gateway.wire.enums import Code, FilterType
 from raymq.gateway.wire.messages import FilterExpression, Resource
 from raymq.records.filters.sql import SqlFilter
 
+NAMES_KNOWN_MAX: Final = 4096
+"""Number of names of each kind whose check is kept for the next call."""
 _HANDLE_FIELDS: Final = 8
 
 
@@ -26,19 +29,37 @@ def namespace_of(resource: Resource, header: str = "") -> Namespace:
     """Return the namespace of a request. `resource`: the request's first Resource; if it names no namespace, `header`
     counts, the text from the call's metadata. Raises IllegalNameError if the namespace is not legal."""
     name = resource.resource_namespace or header
-    return Namespace(name) if name else NO_NAMESPACE
+    if not name:
+        return NO_NAMESPACE
+    return _namespace(name) if len(name) <= TOPIC_NAME_MAX else Namespace(name)
 
 
 def topic_of(namespace: Namespace, resource: Resource) -> str:
     """Return the stored name of a topic. Raises IllegalNameError if the name is not legal, or is a system topic's."""
-    check_user_topic(resource.name)
-    return check_user_topic(namespace.wrap(resource.name))
+    return _stored_topic(namespace.name, resource.name)
 
 
 def group_of(namespace: Namespace, resource: Resource) -> str:
     """Return the stored name of a consumer group. Raises IllegalNameError if the name is not legal."""
-    check_group(resource.name)
-    return check_group(namespace.wrap(resource.name))
+    return _stored_group(namespace.name, resource.name)
+
+
+# Clients repeat their names in each call. A refused name is not kept.
+
+
+@lru_cache(maxsize=NAMES_KNOWN_MAX)
+def _namespace(name: str) -> Namespace:
+    return Namespace(name)
+
+
+@lru_cache(maxsize=NAMES_KNOWN_MAX)
+def _stored_topic(namespace: str, name: str) -> str:
+    return check_user_topic(wrap(namespace, check_user_topic(name)))
+
+
+@lru_cache(maxsize=NAMES_KNOWN_MAX)
+def _stored_group(namespace: str, name: str) -> str:
+    return check_group(wrap(namespace, check_group(name)))
 
 
 def subscription_of(topic: str, wanted: FilterExpression) -> Subscription:

@@ -7,7 +7,6 @@ decoders on any blocks.
 
 from __future__ import annotations
 
-from collections import deque
 from functools import lru_cache
 from typing import Final
 
@@ -36,8 +35,8 @@ class HeaderDecoder:
         self.list_bytes = 0
         """Size in bytes of the headers in the last block, as HPACK counts it."""
         self._list_bytes_max = list_bytes_max
-        self._dynamic: deque[tuple[bytes, bytes]] = deque()
-        """Headers to which later blocks refer, the newest first."""
+        self._dynamic: list[tuple[bytes, bytes]] = []
+        """Headers to which later blocks refer, the newest last."""
         self._size, self._size_max = 0, HEADER_TABLE_BYTES
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
@@ -51,14 +50,21 @@ class HeaderDecoder:
     def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
         fields: list[tuple[bytes, bytes]] = []
         position, end, total = 0, len(block), 0
+        dynamic = self._dynamic
         while position < end:
             first = block[position]
             position += 1
             if first & 0x80:
+                # most headers of a call repeat those of the call before
                 index = first & 0x7F
                 if index == 0x7F:
                     index, position = _number(block, position, index)
-                field = self._at(index)
+                if 0 < index <= _STATIC_COUNT:
+                    field = _STATIC[index - 1]
+                elif index <= _STATIC_COUNT + len(dynamic):
+                    field = dynamic[_STATIC_COUNT - index]
+                else:
+                    raise IndexError(index)
             elif first & 0x60 == 0x20:
                 if fields:
                     raise HPACKDecodingError("the size of the table changes after a header")
@@ -91,13 +97,16 @@ class HeaderDecoder:
     def _at(self, index: int) -> tuple[bytes, bytes]:
         """Return the header at an index of both tables. Raises IndexError if there is no such header."""
         if index > _STATIC_COUNT:
-            return self._dynamic[index - _STATIC_COUNT - 1]
+            position = index - _STATIC_COUNT
+            if position > len(self._dynamic):
+                raise IndexError(index)
+            return self._dynamic[-position]
         if not index:
             raise IndexError(index)
         return _STATIC[index - 1]
 
     def _add(self, field: tuple[bytes, bytes]) -> None:
-        self._dynamic.appendleft(field)
+        self._dynamic.append(field)
         self._size += len(field[0]) + len(field[1]) + HEADER_EXTRA_BYTES
         if self._size > self._size_max:
             self._shrink()
@@ -109,9 +118,12 @@ class HeaderDecoder:
         self._shrink()
 
     def _shrink(self) -> None:
+        count = 0
         while self._size > self._size_max:
-            name, value = self._dynamic.pop()
+            name, value = self._dynamic[count]
             self._size -= len(name) + len(value) + HEADER_EXTRA_BYTES
+            count += 1
+        del self._dynamic[:count]
 
 
 def _number(block: bytes, position: int, number: int) -> tuple[int, int]:

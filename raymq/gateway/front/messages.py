@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -44,6 +45,34 @@ class CallEndedError(Exception):
     def __init__(self, status: GrpcStatus, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
+
+
+class CallMetadata(Mapping[str, str]):
+    """The headers of a call as handlers get them: without pseudo-headers, and without headers with binary values.
+
+    A header becomes text when it is read. A handler reads few of them, and a stream keeps them as long as it is open.
+    """
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        field = name.encode()
+        if not _is_metadata(field):
+            raise KeyError(name)
+        return self._fields[field].decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("ascii") for name in self._fields if _is_metadata(name))
+
+    def __len__(self) -> int:
+        return sum(map(_is_metadata, self._fields))
+
+
+def _is_metadata(name: bytes) -> bool:
+    return not (name.startswith(b":") or name.endswith(b"-bin"))
 
 
 class GrpcMessage(NamedTuple):

@@ -165,9 +165,30 @@ class RunningCall:
         if message is None:
             raise CallEndedError(GrpcStatus.INTERNAL, "the method needs exactly one message")
         if isinstance(handler, UnaryCall):
-            self._start(self._run_unary(handler, message))
+            if not self._is_answered_at_once(handler, message):
+                self._start(self._run_unary(handler, message))
         else:
             self._start(self._run_answers(handler, message))
+
+    def _is_answered_at_once(self, handler: UnaryCall, message: GrpcMessage) -> bool:
+        """Answer a call that needs no wait, without a task. Returns False if the call needs a wait."""
+        if handler.at_once is None or message.is_compressed:
+            return False
+        try:
+            answer = handler.at_once(self._context, message.data)
+        except Exception as error:
+            self._failed(error)
+            return True
+        if answer is None:
+            return False
+        self._answer(answer)
+        return True
+
+    def _answer(self, answer: bytes) -> None:
+        """Give the only answer of the call."""
+        self._host.http2.answer(self._stream_id, ANSWER_HEAD, prefixed(answer), OK_TRAILERS)
+        self._leave()
+        self._host.flush_soon()
 
     async def _run_unary(self, handler: UnaryCall, message: GrpcMessage) -> None:
         try:
@@ -176,9 +197,7 @@ class RunningCall:
         except BaseException as error:
             self._failed(error)
         else:
-            self._host.http2.answer(self._stream_id, ANSWER_HEAD, prefixed(answer), OK_TRAILERS)
-            self._leave()
-            self._host.flush_soon()
+            self._answer(answer)
 
     async def _run_answers(self, handler: AnswerStream, message: GrpcMessage) -> None:
         try:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import socket
 import time
-from functools import lru_cache
 from typing import Any, Final
 
 from raymq.common.errors import ServiceNotAvailableError
@@ -21,6 +20,7 @@ from raymq.gateway.front.connection import STREAMS_MAX, Http2Connection, Request
 from raymq.gateway.front.frames import Http2Code
 from raymq.gateway.front.messages import (
     CallEndedError,
+    CallMetadata,
     GrpcStatus,
     encoding_is_known,
     no_grpc,
@@ -284,15 +284,12 @@ class ClientConnection(asyncio.Protocol):
         handler = front.handlers.get(fields[b":path"])
         if handler is None:
             raise CallEndedError(GrpcStatus.UNIMPLEMENTED, "the gateway has no such method")
-        headers = {
-            text: value.decode("utf-8", "replace") for name, value in fields.items() if (text := _metadata_name(name))
-        }
-        encoding = headers.get("grpc-encoding", "identity")
+        metadata = CallMetadata(fields)
+        encoding = metadata.get("grpc-encoding", "identity")
         if not encoding_is_known(encoding):
             raise CallEndedError(GrpcStatus.UNIMPLEMENTED, "the gateway cannot read this grpc-encoding")
-        limit = headers.get("grpc-timeout")
-        ends_s = None if limit is None else now_s + timeout_s(limit)
-        context = CallContext(headers, self._peer, now_s + LEFT_S if ends_s is None else ends_s)
+        ends_s = now_s + timeout_s(metadata["grpc-timeout"]) if b"grpc-timeout" in fields else None
+        context = CallContext(metadata, self._peer, now_s + LEFT_S if ends_s is None else ends_s)
         return RunningCall(
             self,
             stream_id,
@@ -341,13 +338,6 @@ class ClientConnection(asyncio.Protocol):
         """Cancel all calls: their streams have ended."""
         for call in list(self.calls.values()):
             call.gone()
-
-
-@lru_cache(maxsize=256)
-def _metadata_name(name: bytes) -> str:
-    """Return the name of a header that handlers get; empty for a pseudo-header, and for a header with a binary
-    value."""
-    return "" if name.startswith(b":") or name.endswith(b"-bin") else name.decode("ascii")
 
 
 def _protocol_of(transport: Any) -> str | None:

@@ -54,10 +54,12 @@ def answered(
     kind: type[Request],
     answer: Callable[[CallContext, Request], Awaitable[Response]],
     failed: Callable[[Status, Request | None], Response],
+    at_once: Callable[[CallContext, Request], Response | None] | None = None,
 ) -> UnaryCall:
     """Return the handler of a method. `answer`: returns the answer to a request, or raises; it gets the call with the
     user that signed it, and checks the user's rights. `failed`: makes the answer to a request that failed; it gets None
-    instead of a request that is not parsed."""
+    instead of a request that is not parsed. `at_once`: as `answer`, for answers that need no wait; None if the answer
+    needs one."""
 
     async def handle(call: CallContext, data: bytes) -> bytes:
         request: Request | None = None
@@ -71,4 +73,20 @@ def answered(
             response = failed(status_of(error), request)
         return response.SerializeToString()
 
-    return UnaryCall(handle)
+    if at_once is None:
+        return UnaryCall(handle)
+
+    def answer_at_once(call: CallContext, data: bytes) -> bytes | None:
+        request: Request | None = None
+        response: Response | None
+        try:
+            client_id_of(call)
+            signed = access.authenticated(call)
+            request = parse_request(kind, data)
+            response = at_once(signed, request)
+        # every error of a call is answered with a status; the log has the unexpected ones
+        except Exception as error:
+            response = failed(status_of(error), request)
+        return None if response is None else response.SerializeToString()
+
+    return UnaryCall(handle, answer_at_once)

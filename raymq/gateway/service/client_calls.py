@@ -66,7 +66,9 @@ class ClientCalls:
     def handlers(self) -> Handlers:
         return {
             f"/{SERVICE}/Heartbeat": answered(
-                self._access, HeartbeatRequest, self._heartbeat, lambda status, _: HeartbeatResponse(status=status)
+                *(self._access, HeartbeatRequest, self._heartbeat),
+                lambda status, _: HeartbeatResponse(status=status),
+                at_once=self._beat,
             ),
             f"/{SERVICE}/NotifyClientTermination": answered(
                 self._access,
@@ -78,6 +80,9 @@ class ClientCalls:
         }
 
     async def _heartbeat(self, call: CallContext, request: HeartbeatRequest) -> HeartbeatResponse:
+        return self._beat(call, request)
+
+    def _beat(self, call: CallContext, request: HeartbeatRequest) -> HeartbeatResponse:
         group = ""
         if request.HasField("group") and request.group.name:
             group = group_of(namespace_of(request.group, namespace_header(call)), request.group)

@@ -138,9 +138,9 @@ class GatewayCluster:
     async def route(self, topic: str, *, create: bool = False) -> TopicRoute:
         """Return a topic's route, at most ROUTE_VALID_S older than the client's route. `create`: create the topic if it
         does not exist and the cluster allows it. Raises TopicNotExistError."""
-        known = self._known.get(topic)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
+        known = self.known_route(topic)
+        if known is not None:
+            return known
         if create:
             route = await self.call(self._routes.get_or_create, topic, DEFAULT_TOPIC_QUEUE_NUMS)
         else:
@@ -149,6 +149,11 @@ class GatewayCluster:
             self._known.clear()
         self._known[topic] = route, self._clock() + ROUTE_VALID_S
         return route
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """Return a topic's route of at most ROUTE_VALID_S ago; None if the client must be asked."""
+        known = self._known.get(topic)
+        return known[0] if known is not None and self._clock() < known[1] else None
 
     async def group_config(self, group: str) -> GroupConfig:
         """Return a group's settings; the default settings if the group does not exist yet."""
@@ -159,14 +164,19 @@ class GatewayCluster:
 
     async def recent_group_config(self, group: str) -> GroupConfig:
         """Return a group's settings of at most GROUP_VALID_S ago; the default settings if the group did not exist."""
-        known = self._configs.get(group)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
+        known = self.known_group_config(group)
+        if known is not None:
+            return known
         config = await self.group_config(group)
         if len(self._configs) >= GROUPS_KNOWN_MAX:
             self._configs.clear()
         self._configs[group] = config, self._clock() + GROUP_VALID_S
         return config
+
+    def known_group_config(self, group: str) -> GroupConfig | None:
+        """Return a group's settings of at most GROUP_VALID_S ago; None if a broker must be asked."""
+        known = self._configs.get(group)
+        return known[0] if known is not None and self._clock() < known[1] else None
 
     async def refresh_limits(self) -> None:
         """Ask the stores again for the maximum size of a body. If a store does not answer, the known limit stays."""

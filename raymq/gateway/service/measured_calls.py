@@ -103,7 +103,18 @@ def _unary(method: str, handler: UnaryCall, figures: CallFigures) -> UnaryCall:
         finally:
             figures.ended(method, code, started_s)
 
-    return UnaryCall(handle)
+    at_once = handler.at_once
+    if at_once is None:
+        return UnaryCall(handle)
+
+    def answer_at_once(call: CallContext, data: bytes) -> bytes | None:
+        started_s = time.monotonic()
+        answer = at_once(call, data)
+        if answer is not None:
+            figures.ended(method, _code(answer), started_s)
+        return answer
+
+    return UnaryCall(handle, answer_at_once)
 
 
 def _answers(method: str, handler: AnswerStream, figures: CallFigures) -> AnswerStream:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raymq.common.names import is_internal_topic
-from raymq.common.protocol.group import is_ordered
+from raymq.common.protocol.group import GroupConfig, is_ordered
+from raymq.common.protocol.route import TopicRoute
 from raymq.gateway.calls import CallContext, Handlers
 from raymq.gateway.clients.access import GatewayAccess, consumes, creates, sees
 from raymq.gateway.convert.names import group_of, namespace_of, topic_of
@@ -63,6 +64,7 @@ class RouteCalls:
                 QueryAssignmentRequest,
                 self._query_assignment,
                 lambda status, _: QueryAssignmentResponse(status=status),
+                at_once=self._known_assignment,
             ),
         }
 
@@ -76,12 +78,28 @@ class RouteCalls:
         return QueryRouteResponse(status=ok(), message_queues=queues_of(route, request.topic, endpoints))
 
     async def _query_assignment(self, call: CallContext, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
+        topic, group = self._consumed(call, request)
+        route, config = await self._cluster.route(topic), await self._cluster.recent_group_config(group)
+        return self._assignment(request, route, config)
+
+    def _known_assignment(self, call: CallContext, request: QueryAssignmentRequest) -> QueryAssignmentResponse | None:
+        """Return the answer if nobody must be asked: each push consumer asks every 5 s."""
+        topic, group = self._consumed(call, request)
+        route, config = self._cluster.known_route(topic), self._cluster.known_group_config(group)
+        return None if route is None or config is None else self._assignment(request, route, config)
+
+    def _consumed(self, call: CallContext, request: QueryAssignmentRequest) -> tuple[str, str]:
+        """Return the stored names of a request's topic and group. Raises AccessDeniedError if the call's user may not
+        consume them."""
         namespace = namespace_of(request.topic, namespace_header(call))
-        topic = topic_of(namespace, request.topic)
-        group = group_of(namespace, request.group)
+        topic, group = topic_of(namespace, request.topic), group_of(namespace, request.group)
         self._access.require(call, *consumes(group, topic))
+        return topic, group
+
+    def _assignment(
+        self, request: QueryAssignmentRequest, route: TopicRoute, config: GroupConfig
+    ) -> QueryAssignmentResponse:
         endpoints = self.address.endpoints(request.endpoints)
-        route = await self._cluster.route(topic)
-        ordered = is_ordered(await self._cluster.recent_group_config(group), route.attributes.mapping())
+        ordered = is_ordered(config, route.attributes.mapping())
         found = assignments_of(route, request.topic, endpoints, ordered=ordered)
         return QueryAssignmentResponse(status=ok(), assignments=found)

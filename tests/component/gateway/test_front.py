@@ -62,8 +62,15 @@ class Handlers:
         finally:
             self.closed.put_nowait("both")
 
+    def at_once(self, call: CallContext, data: bytes) -> bytes | None:
+        """Answer at once, unless the request asks for a wait."""
+        if data == b"break":
+            raise KeyError("secret")
+        return None if data == b"wait" else b"at once: " + data
+
     def table(self) -> Any:
         return {
+            "/s/soon": UnaryCall(self.echo, self.at_once),
             "/s/echo": UnaryCall(self.echo),
             "/s/wait": UnaryCall(self.wait),
             "/s/count": AnswerStream(self.count),
@@ -102,6 +109,25 @@ def test_a_handler_gets_the_bytes_headers_peer_and_deadline() -> None:
         assert "127.0.0.1" in limited.peer
         assert begin_s + ANSWER_S - 5 < limited.deadline_s <= time.monotonic() + ANSWER_S
         assert unlimited.left_s() > 0
+
+    run(scenario)
+
+
+def test_a_call_that_needs_no_wait_is_answered_at_once() -> None:
+    async def scenario(handlers: Handlers, channel: grpc.aio.Channel, front: GrpcFront) -> None:
+        call = channel.unary_unary("/s/soon")
+        assert await call(b"x", timeout=ANSWER_S) == b"at once: x"
+        assert handlers.contexts == []
+        assert await call(b"wait", timeout=ANSWER_S) == b"wait"
+        # a compressed request takes the long way
+        assert await call(b"x" * 1000, timeout=ANSWER_S, compression=grpc.Compression.Gzip) == b"x" * 1000
+        assert len(handlers.contexts) == 2
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"break", timeout=ANSWER_S)
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        assert "secret" not in str(caught.value.details())
+        assert await call(b"y", timeout=ANSWER_S) == b"at once: y"
+        assert front.pending.held == 0
 
     run(scenario)
 

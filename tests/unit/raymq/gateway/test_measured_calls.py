@@ -32,6 +32,21 @@ def answering(answer: bytes) -> UnaryCall:
     return UnaryCall(handle)
 
 
+def test_an_answer_at_once_is_counted_and_a_call_that_waits_is_counted_once() -> None:
+    answer = wire.HeartbeatResponse(status=status(Code.FORBIDDEN)).SerializeToString()
+    figures = CallFigures()
+    slow = answering(answer)
+    handlers = measured({"/s/Heartbeat": UnaryCall(slow.handle, lambda call, data: answer if data else None)}, figures)
+    heartbeat = handlers["/s/Heartbeat"]
+    assert isinstance(heartbeat, UnaryCall)
+    assert heartbeat.at_once is not None
+    assert heartbeat.at_once(CALL, b"") is None
+    assert not figures.calls
+    assert heartbeat.at_once(CALL, b"x") == answer
+    assert figures.calls == {("Heartbeat", "FORBIDDEN"): 1}
+    assert figures.times["Heartbeat"].figures()
+
+
 class Unhurried:
     """A handler that waits until it is cancelled."""
 

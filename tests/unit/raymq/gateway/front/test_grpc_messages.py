@@ -15,6 +15,7 @@ from raymq.gateway.front.messages import (
     STATUS_TEXT_MAX,
     TIMEOUT_S_MAX,
     CallEndedError,
+    CallMetadata,
     GrpcMessage,
     GrpcStatus,
     MessageBuffer,
@@ -29,6 +30,13 @@ from raymq.gateway.front.messages import (
 from tests.support.gateway.http2_client import message
 
 BYTES_MAX = 1000
+
+
+def test_handlers_get_neither_pseudo_headers_nor_binary_values() -> None:
+    metadata = CallMetadata({b":path": b"/s/echo", b"x-key-bin": b"AA==", b"x-mq-client-id": b"me\xff"})
+    assert dict(metadata) == {"x-mq-client-id": "me\ufffd"}
+    assert len(metadata) == 1
+    assert [metadata.get(name) for name in (":path", "x-key-bin", "other")] == [None] * 3
 
 
 @given(
