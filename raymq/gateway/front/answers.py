@@ -20,45 +20,12 @@ from raymq.gateway.front.frames import (
     frame,
 )
 from raymq.gateway.front.header_blocks import DROP_TABLE
+from raymq.gateway.front.streams import Http2Stream
 
 OUTPUT_ROOM_BYTES: Final = 64 * 1024
 """Size in bytes of the frames in one write, at which no further answer joins them."""
 DATA_FRAME_BYTES_MAX: Final = 64 * 1024
 """Maximum size in bytes of a frame of data that the server writes, if the client allows so much."""
-
-
-class Http2Stream:
-    """One open stream: the windows of both sides, and the part of the answer that waits."""
-
-    __slots__ = (
-        *("stream_id", "id_bytes", "send_window", "receive_used", "receive_credit", "ended", "body_left"),
-        *("head", "chunks", "tail"),
-    )
-
-    def __init__(self, stream_id: int, send_window: int) -> None:
-        self.stream_id = stream_id
-        self.id_bytes = stream_id.to_bytes(4, "big")
-        self.send_window = send_window
-        """Number of bytes that the client accepts now; negative if the client has made its window smaller."""
-        self.receive_used = 0
-        """Number of received bytes for which the client has no new credit yet."""
-        self.receive_credit = 0
-        """Number of these bytes that have been used, so that the client gets credit for them soon."""
-        self.ended = False
-        """True after the client has sent its whole request."""
-        self.body_left: int | None = None
-        """Number of bytes that the request's content-length still announces; None without this header."""
-        self.head: bytes | None = None
-        """The header block of the answer, while it waits."""
-        self.chunks: deque[memoryview] | None = None
-        """Data of the answer that waits. None or not empty."""
-        self.tail: bytes | None = None
-        """The header block with which the answer ends, while it waits."""
-
-    @property
-    def waits(self) -> bool:
-        """True while a part of the answer waits."""
-        return self.chunks is not None or self.head is not None or self.tail is not None
 
 
 class AnswerQueue:

@@ -6,29 +6,24 @@ connection if the rule concerns the connection. All that a client can make the s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from raymq.gateway.front.answers import DATA_FRAME_BYTES_MAX, AnswerQueue, Http2Stream
+from raymq.gateway.front.answers import DATA_FRAME_BYTES_MAX, AnswerQueue
 from raymq.gateway.front.floods import FloodGuard
+from raymq.gateway.front.frame_reader import FrameReader
 from raymq.gateway.front.frames import (
     ACK_FLAG,
-    CONTINUATION_FRAME,
     DATA_FRAME,
-    END_HEADERS,
     END_STREAM,
     FRAME_BYTES_MAX,
-    FRAME_HEADER_BYTES,
     GOAWAY_FRAME,
     HEADERS_FRAME,
     PING_FRAME,
-    PREFACE,
     PRIORITY_FRAME,
     PUSH_FRAME,
     RESET_FRAME,
     SETTINGS_FRAME,
-    STREAM_ID_MAX,
     WINDOW_FRAME,
     WINDOW_MAX,
     WINDOW_START,
@@ -36,9 +31,9 @@ from raymq.gateway.front.frames import (
     Http2ConnectionError,
     Http2StreamError,
     Setting,
+    check_shape,
     frame,
     goaway_frame,
-    header_fragment,
     read_settings,
     read_u32,
     reset_frame,
@@ -46,13 +41,12 @@ from raymq.gateway.front.frames import (
     window_frame,
     without_padding,
 )
-from raymq.gateway.front.header_blocks import BLOCK_BYTES_MAX, HEADERS_BYTES_MAX, HeaderReader
+from raymq.gateway.front.header_blocks import HEADERS_BYTES_MAX, HeaderReader
 from raymq.gateway.front.header_decoder import HEADER_TABLE_BYTES
+from raymq.gateway.front.streams import STREAM_WINDOW_BYTES, Http2Stream, StreamTable
 
 STREAMS_MAX: Final = 1000
 """Maximum number of calls at the same time on one connection."""
-STREAM_WINDOW_BYTES: Final = 1 << 20
-"""Number of bytes that a client may send on one stream before they are read."""
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
 """Number of bytes that a client may send on all streams before the server has seen them."""
 REPLIES_BYTES_MAX: Final = 512 * 1024
@@ -60,8 +54,6 @@ REPLIES_BYTES_MAX: Final = 512 * 1024
 replies without reading them."""
 WINDOW_STEP_BYTES: Final = 1024
 """Size in bytes of a normal step of a client's window. Smaller steps count as frames without content."""
-_LEFT_STREAMS_MAX: Final = 1000
-"""Number of streams that the server ended first, and whose later frames are ignored."""
 
 
 class RequestOpened(NamedTuple):
@@ -99,25 +91,13 @@ class Http2Connection:
         self.has_failed = False
         """True after an error that ended the connection; False after an end that the server announced."""
         self._now_s = now_s
-        self._streams_max = streams_max
-        self._buffer = bytearray()
-        self._needs_preface = self._needs_settings = True
         self._events: list[Event] = []
-        self._streams: dict[int, Http2Stream] = {}
-        self._left: deque[int] = deque(maxlen=_LEFT_STREAMS_MAX)
-        self._last_id = 0
-        self._last_served: int | None = None
-        """The last stream that is served, after the server has announced its end."""
+        self._streams = StreamTable(streams_max)
         self._headers = HeaderReader()
-        self._block: bytearray | None = None
-        """The header block that the next frame must continue; None outside of a header block."""
-        self._block_frame = (0, 0)
-        """The stream and the flags of the frame that began the header block."""
-        self._first_window = WINDOW_START
-        """The first send window of new streams."""
         self._received = 0
         """Number of bytes received since the last window frame of the connection."""
         self._floods = FloodGuard(now_s)
+        self._frames = FrameReader(self._floods)
         self._queue = AnswerQueue(self._answered)
         self._queue.add(
             settings_frame(
@@ -136,11 +116,11 @@ class Http2Connection:
     @property
     def is_greeted(self) -> bool:
         """True after the client has shown that it speaks HTTP/2."""
-        return not self._needs_settings
+        return not self._frames.needs_settings
 
     @property
     def stream_count(self) -> int:
-        return len(self._streams)
+        return len(self._streams.open)
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Read bytes of the client, and return the events in them. `now_s`: the time, which never falls. At a fault of
@@ -151,53 +131,28 @@ class Http2Connection:
         events: list[Event] = []
         self._events = events
         try:
-            if self._buffer:
-                self._buffer += data
-                used = self._read(self._buffer)
-                del self._buffer[:used]
-            else:
-                used = self._read(data)
-                self._buffer += memoryview(data)[used:]
+            for one in self._frames.read(data, now_s):
+                self._read(*one)
+                if self.is_closing:
+                    break
             if self._queue.size > REPLIES_BYTES_MAX:
                 raise Http2ConnectionError(Http2Code.ENHANCE_YOUR_CALM, "replies are not read")
         except Http2ConnectionError as error:
             self.fail(error.code, error.reason)
         return events
 
-    def _read(self, data: bytes | bytearray) -> int:
-        """Read whole frames. Returns the number of bytes that were read."""
-        position, end = 0, len(data)
-        if self._needs_preface:
-            if not PREFACE.startswith(bytes(data[: len(PREFACE)])):
-                raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "the client does not speak HTTP/2")
-            if end < len(PREFACE):
-                return 0
-            self._needs_preface, position = False, len(PREFACE)
-        while end - position >= FRAME_HEADER_BYTES and not self.is_closing:
-            size = int.from_bytes(data[position : position + 3], "big")
-            kind, flags = data[position + 3], data[position + 4]
-            if size > FRAME_BYTES_MAX:
-                raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, "a frame is too large")
-            if self._needs_settings and (kind != SETTINGS_FRAME or flags & ACK_FLAG):
-                raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "the first frame has no settings")
-            body = position + FRAME_HEADER_BYTES
-            if end - body < size:
-                break
-            stream_id = int.from_bytes(data[position + 5 : body], "big") & STREAM_ID_MAX
-            position = body + size
-            if self._block is not None and (kind != CONTINUATION_FRAME or stream_id != self._block_frame[0]):
-                raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "a header block is interrupted")
-            read = _READERS.get(kind)
-            if read is None:
-                self._floods.idle_frame(self._now_s)
-                continue
-            try:
-                read(self, stream_id, flags, bytes(data[body:position]))
-            except Http2StreamError as error:
-                self._floods.reset(self._now_s)
-                self.reset(stream_id, error.code)
-                self._events.append(RequestGone(stream_id))
-        return position
+    def _read(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Read one frame."""
+        read = _READERS.get(kind)
+        if read is None:
+            self._floods.idle_frame(self._now_s)
+            return
+        try:
+            read(self, stream_id, flags, payload)
+        except Http2StreamError as error:
+            self._floods.reset(self._now_s)
+            self.reset(stream_id, error.code)
+            self._events.append(RequestGone(stream_id))
 
     def _read_data(self, stream_id: int, flags: int, payload: bytes) -> None:
         size = len(payload)
@@ -205,18 +160,13 @@ class Http2Connection:
         if self._received >= CONNECTION_WINDOW_BYTES // 2:
             self._queue.add(window_frame(0, self._received))
             self._received = 0
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         if stream is None:
-            self._refuse_idle(stream_id, "DATA")
+            self._streams.refuse_idle(stream_id, "DATA")
             self._floods.idle_frame(self._now_s)
-            if stream_id not in self._left and self._is_served(stream_id):
-                raise Http2StreamError(Http2Code.STREAM_CLOSED, "data for a closed stream")
+            self._streams.refuse_closed(stream_id)
             return
-        if stream.ended:
-            raise Http2StreamError(Http2Code.STREAM_CLOSED, "data after the end of the request")
-        stream.receive_used += size
-        if stream.receive_used > STREAM_WINDOW_BYTES:
-            raise Http2StreamError(Http2Code.FLOW_CONTROL_ERROR, "more data than the window allows")
+        stream.arrived(size)
         data = without_padding(flags, payload)
         if len(data) < size:
             self.consumed(stream_id, size - len(data))
@@ -227,73 +177,35 @@ class Http2Connection:
         if stream.body_left is not None:
             stream.body_left -= len(data)
         if ended:
-            self._end_request(stream)
+            stream.end_request()
         self._events.append(RequestData(stream_id, data, ended))
-
-    def _end_request(self, stream: Http2Stream) -> None:
-        stream.ended = True
-        if stream.body_left:
-            raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "the content-length differs from the data")
 
     def _read_headers(self, stream_id: int, flags: int, payload: bytes) -> None:
         if not stream_id % 2:
             raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "a request has an even stream, or none")
-        self._begin_block(stream_id, flags, header_fragment(flags, payload))
-
-    def _begin_block(self, stream_id: int, flags: int, fragment: bytes) -> None:
-        self._block_frame = stream_id, flags
-        if flags & END_HEADERS:
-            self._end_block(fragment)
-        else:
-            self._block = bytearray(fragment)
-
-    def _read_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:
-        if self._block is None:
-            raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "a continuation follows no header block")
-        # many small frames may carry one block, as a flood would
-        self._floods.idle_frame(self._now_s)
-        self._block += payload
-        if len(self._block) > BLOCK_BYTES_MAX:
-            raise Http2ConnectionError(Http2Code.ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & END_HEADERS:
-            block, self._block = bytes(self._block), None
-            self._end_block(block)
-
-    def _end_block(self, block: bytes) -> None:
-        """Read a whole header block. Each block is decoded, also if its stream is refused: later blocks refer to it."""
-        stream_id, flags = self._block_frame
-        if len(block) > BLOCK_BYTES_MAX:
-            raise Http2ConnectionError(Http2Code.ENHANCE_YOUR_CALM, "a header block is too large")
-        stream = self._streams.get(stream_id)
+        # each block is decoded, also if its stream is refused: later blocks refer to it
+        stream = self._streams.open.get(stream_id)
         if stream is not None:
-            self._end_with_trailers(stream, flags, block)
-        elif stream_id <= self._last_id:
-            if stream_id not in self._left:
-                raise Http2ConnectionError(Http2Code.STREAM_CLOSED, "headers for a closed stream")
+            self._end_with_trailers(stream, flags, payload)
+        elif not self._streams.is_new(stream_id):
             self._floods.idle_frame(self._now_s)
-            self._headers.skip(block)
-        elif self._last_served is not None:
-            # the client learns from the announced end that this request was not served
-            self._floods.idle_frame(self._now_s)
-            self._headers.skip(block)
+            self._headers.skip(payload)
         else:
-            self._last_id = stream_id
-            if len(self._streams) >= self._streams_max:
-                self._headers.skip(block)
-                raise Http2StreamError(Http2Code.REFUSED_STREAM, "too many streams")
-            self._open(stream_id, flags, block)
+            self._open(stream_id, flags, payload)
 
     def _open(self, stream_id: int, flags: int, block: bytes) -> None:
+        try:
+            stream = self._streams.add(stream_id)
+        except Http2StreamError:
+            self._headers.skip(block)
+            raise
         headers = self._headers.request(block)
-        stream = self._streams[stream_id] = Http2Stream(stream_id, self._first_window)
         length = headers.fields.get(b"content-length")
         if length is not None:
-            if not length.isdigit() or len(length) > 18:
-                raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "the content-length is no number")
-            stream.body_left = int(length)
+            stream.announce(length)
         ended = bool(flags & END_STREAM)
         if ended:
-            self._end_request(stream)
+            stream.end_request()
         self._events.append(RequestOpened(stream_id, headers.fields, headers.is_large, ended))
 
     def _end_with_trailers(self, stream: Http2Stream, flags: int, block: bytes) -> None:
@@ -302,21 +214,18 @@ class Http2Connection:
             raise Http2StreamError(Http2Code.STREAM_CLOSED, "headers after the end of the request")
         if not flags & END_STREAM:
             raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "trailers do not end the request")
-        self._end_request(stream)
+        stream.end_request()
         self._events.append(RequestData(stream.stream_id, b"", True))
 
     def _read_priority(self, stream_id: int, flags: int, payload: bytes) -> None:
         """Check a priority, which RFC 9113 lets servers ignore."""
-        self._need_stream(stream_id, "PRIORITY")
+        check_shape(PRIORITY_FRAME, stream_id, payload)
         self._floods.idle_frame(self._now_s)
-        if len(payload) != 5:
-            raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, "a priority has a wrong size")
 
     def _read_reset(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._need_stream(stream_id, "RST_STREAM")
-        read_u32(payload, "RST_STREAM")
-        self._refuse_idle(stream_id, "RST_STREAM")
-        stream = self._streams.pop(stream_id, None)
+        check_shape(RESET_FRAME, stream_id, payload)
+        self._streams.refuse_idle(stream_id, "RST_STREAM")
+        stream = self._streams.open.pop(stream_id, None)
         if stream is None:
             self._floods.idle_frame(self._now_s)
             return
@@ -326,13 +235,13 @@ class Http2Connection:
         self._close_if_done()
 
     def _read_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._need_connection(stream_id, "SETTINGS")
+        check_shape(SETTINGS_FRAME, stream_id, payload)
         self._floods.idle_frame(self._now_s)
         if flags & ACK_FLAG:
             if payload:
                 raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, "an acknowledgement has settings")
             return
-        first_window = self._first_window
+        first_window = self._streams.first_window
         for name, value in read_settings(payload):
             if name == Setting.INITIAL_WINDOW_SIZE:
                 first_window = value
@@ -340,21 +249,18 @@ class Http2Connection:
                 self._queue.frame_bytes_max = min(value, DATA_FRAME_BYTES_MAX)
             elif name == Setting.HEADER_TABLE_SIZE and value < HEADER_TABLE_BYTES:
                 self._queue.drops_table = True
-        difference, self._first_window = first_window - self._first_window, first_window
+        difference, self._streams.first_window = first_window - self._streams.first_window, first_window
         if difference:
-            for stream in self._streams.values():
+            for stream in self._streams.open.values():
                 if not self._queue.opened(stream, difference):
                     raise Http2ConnectionError(Http2Code.FLOW_CONTROL_ERROR, "the window of a stream is too large")
-        self._needs_settings = False
         self._queue.add(frame(SETTINGS_FRAME, ACK_FLAG, 0))
 
     def _read_push(self, stream_id: int, flags: int, payload: bytes) -> None:
         raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, "a client cannot push")
 
     def _read_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._need_connection(stream_id, "PING")
-        if len(payload) != 8:
-            raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, "a ping has a wrong size")
+        check_shape(PING_FRAME, stream_id, payload)
         self._floods.idle_frame(self._now_s)
         if flags & ACK_FLAG:
             return
@@ -363,14 +269,13 @@ class Http2Connection:
 
     def _read_goaway(self, stream_id: int, flags: int, payload: bytes) -> None:
         """Check the announced end of a client. The client's open requests go on, and the client closes the socket."""
-        self._need_connection(stream_id, "GOAWAY")
-        if len(payload) < 8:
-            raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, "a GOAWAY has a wrong size")
+        check_shape(GOAWAY_FRAME, stream_id, payload)
         self._floods.idle_frame(self._now_s)
 
     def _read_window(self, stream_id: int, flags: int, payload: bytes) -> None:
-        increment = read_u32(payload, "WINDOW_UPDATE") & WINDOW_MAX
-        stream = self._streams.get(stream_id)
+        check_shape(WINDOW_FRAME, stream_id, payload)
+        increment = read_u32(payload) & WINDOW_MAX
+        stream = self._streams.open.get(stream_id)
         # larger increments have a bound already: no window of an open stream may grow beyond its maximum
         if increment < WINDOW_STEP_BYTES or (stream_id and stream is None):
             self._floods.idle_frame(self._now_s)
@@ -380,31 +285,13 @@ class Http2Connection:
                 code = Http2Code.FLOW_CONTROL_ERROR if increment else Http2Code.PROTOCOL_ERROR
                 raise Http2ConnectionError(code, "the window of the connection cannot change so")
             return
-        self._refuse_idle(stream_id, "WINDOW_UPDATE")
+        self._streams.refuse_idle(stream_id, "WINDOW_UPDATE")
         if stream is None:
             return
         if not increment:
             raise Http2StreamError(Http2Code.PROTOCOL_ERROR, "a window grows by nothing")
         if not self._queue.opened(stream, increment):
             raise Http2StreamError(Http2Code.FLOW_CONTROL_ERROR, "the window of a stream is too large")
-
-    @staticmethod
-    def _need_stream(stream_id: int, name: str) -> None:
-        if not stream_id:
-            raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, f"a frame {name} has no stream")
-
-    @staticmethod
-    def _need_connection(stream_id: int, name: str) -> None:
-        if stream_id:
-            raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, f"a frame {name} has a stream")
-
-    def _is_served(self, stream_id: int) -> bool:
-        return self._last_served is None or stream_id <= self._last_served
-
-    def _refuse_idle(self, stream_id: int, name: str) -> None:
-        """Raise Http2ConnectionError if a frame names a stream that the client has not opened."""
-        if not stream_id % 2 or (stream_id > self._last_id and self._last_served is None):
-            raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, f"a frame {name} names a stream that is not open")
 
     # The side of the server: answers go out. A stream that has ended is ignored.
 
@@ -434,61 +321,56 @@ class Http2Connection:
         return [stream.stream_id for stream in drained]
 
     def is_open(self, stream_id: int) -> bool:
-        return stream_id in self._streams
+        return stream_id in self._streams.open
 
     def waits(self, stream_id: int) -> bool:
         """Return whether data of an answer waits for the client. Then the caller gives no more data."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         return stream is not None and stream.chunks is not None
 
     def answer(self, stream_id: int, head: bytes, data: bytes, tail: bytes) -> None:
         """Send a whole answer: a header block, data, and a header block as trailers."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._floods.answered()
             self._queue.whole(stream, head, data, tail)
 
     def send_head(self, stream_id: int, block: bytes) -> None:
         """Send the header block that begins an answer."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._floods.answered()
             self._queue.head(stream, block)
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send a part of an answer. `data` is not empty."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._floods.answered()
             self._queue.data(stream, data)
 
     def send_tail(self, stream_id: int, block: bytes) -> None:
         """Send the header block that ends an answer: its trailers, or its only headers."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._floods.answered()
             self._queue.tail(stream, block)
 
     def reset(self, stream_id: int, code: Http2Code) -> None:
         """End a stream at once, also a stream that was refused."""
-        stream = self._streams.pop(stream_id, None)
+        stream = self._streams.open.pop(stream_id, None)
         if stream is not None:
             self._queue.drop(stream)
-        self._left.append(stream_id)
+        self._streams.leave(stream_id)
         self._queue.add(reset_frame(stream_id, code))
         self._close_if_done()
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Let the client send `size` bytes more on a stream, whose received bytes have been used."""
-        stream = self._streams.get(stream_id)
-        # one frame for many parts: half a window is left for the time until the client reads it
-        if stream is None or stream.ended:
-            return
-        stream.receive_credit += size
-        if stream.receive_credit >= STREAM_WINDOW_BYTES // 2:
-            self._queue.add(window_frame(stream_id, stream.receive_credit))
-            stream.receive_used -= stream.receive_credit
-            stream.receive_credit = 0
+        stream = self._streams.open.get(stream_id)
+        credit = 0 if stream is None else stream.consumed(size)
+        if credit:
+            self._queue.add(window_frame(stream_id, credit))
 
     def ping(self) -> None:
         """Ask the client for a sign of life: it sends some bytes."""
@@ -496,32 +378,30 @@ class Http2Connection:
 
     def go_away(self) -> None:
         """Announce the end of the connection: open streams go on, later ones are not served. Idempotent."""
-        if self._last_served is None and not self.is_closing:
-            self._last_served = self._last_id
-            self._queue.add(goaway_frame(self._last_id, Http2Code.NO_ERROR, ""))
+        if self._streams.last_served is None and not self.is_closing:
+            self._streams.last_served = self._streams.last_id
+            self._queue.add(goaway_frame(self._streams.last_id, Http2Code.NO_ERROR, ""))
             self._close_if_done()
 
     def fail(self, code: Http2Code, reason: str) -> None:
         """End the connection at once, with an error for the client. The caller ends all calls."""
         self.is_closing = self.has_failed = True
-        self._buffer.clear()
-        self._block = None
-        for stream in self._streams.values():
+        for stream in self._streams.open.values():
             self._queue.drop(stream)
-        self._streams.clear()
-        self._queue.add(goaway_frame(self._last_id, code, reason))
+        self._streams.open.clear()
+        self._queue.add(goaway_frame(self._streams.last_id, code, reason))
 
     def _answered(self, stream: Http2Stream) -> None:
         """Close a stream whose whole answer is in the output."""
-        del self._streams[stream.stream_id]
+        del self._streams.open[stream.stream_id]
         if not stream.ended:
             # the client need not send the rest of its request
-            self._left.append(stream.stream_id)
+            self._streams.leave(stream.stream_id)
             self._queue.add(reset_frame(stream.stream_id, Http2Code.NO_ERROR))
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._last_served is not None and not self._streams:
+        if self._streams.is_done:
             self.is_closing = True
 
 
@@ -535,6 +415,6 @@ _READERS: Final[dict[int, Callable[[Http2Connection, int, int, bytes], None]]] =
     PING_FRAME: Http2Connection._read_ping,
     GOAWAY_FRAME: Http2Connection._read_goaway,
     WINDOW_FRAME: Http2Connection._read_window,
-    CONTINUATION_FRAME: Http2Connection._read_continuation,
 }
-"""The reader of each kind of frame: it gets the frame's stream, flags and payload. Other kinds are ignored."""
+"""The reader of each kind of frame: it gets the frame's stream, flags and payload. Other kinds are ignored. FrameReader
+joins the frames of a header block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes of each client."""
@@ -89,6 +89,36 @@ class Http2StreamError(Exception):
         self.code, self.reason = code, reason
 
 
+class FrameShape(NamedTuple):
+    """The shape of a kind of frame. `has_stream`: whether it names a stream; None if it may. `size_min`, `size_max`: the
+    bounds of its payload, in bytes."""
+
+    name: str
+    has_stream: bool | None
+    size_min: int
+    size_max: int
+
+
+_SHAPES: Final = {
+    PRIORITY_FRAME: FrameShape("PRIORITY", True, _PRIORITY_BYTES, _PRIORITY_BYTES),
+    RESET_FRAME: FrameShape("RST_STREAM", True, 4, 4),
+    SETTINGS_FRAME: FrameShape("SETTINGS", False, 0, FRAME_BYTES_MAX),
+    PING_FRAME: FrameShape("PING", False, 8, 8),
+    GOAWAY_FRAME: FrameShape("GOAWAY", False, 8, FRAME_BYTES_MAX),
+    WINDOW_FRAME: FrameShape("WINDOW_UPDATE", None, 4, 4),
+}
+
+
+def check_shape(kind: int, stream_id: int, payload: bytes) -> None:
+    """Raise Http2ConnectionError if a frame of `kind` cannot have this stream, or a payload of this size."""
+    shape = _SHAPES[kind]
+    if shape.has_stream is not None and shape.has_stream != bool(stream_id):
+        has = "a stream" if stream_id else "no stream"
+        raise Http2ConnectionError(Http2Code.PROTOCOL_ERROR, f"a frame {shape.name} has {has}")
+    if not shape.size_min <= len(payload) <= shape.size_max:
+        raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, f"a frame {shape.name} has a wrong size")
+
+
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Return the bytes of a frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
@@ -130,10 +160,8 @@ def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
         yield name, value
 
 
-def read_u32(payload: bytes, name: str) -> int:
-    """Return the number that is the whole payload of a frame. Raises Http2ConnectionError if the size is wrong."""
-    if len(payload) != _U32.size:
-        raise Http2ConnectionError(Http2Code.FRAME_SIZE_ERROR, f"a frame {name} has a wrong size")
+def read_u32(payload: bytes) -> int:
+    """Return the number that is the whole payload of a frame."""
     number: int = _U32.unpack(payload)[0]
     return number
 

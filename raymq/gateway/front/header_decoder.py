@@ -55,7 +55,7 @@ class HeaderDecoder:
             first = block[position]
             position += 1
             if first & 0x80:
-                # most headers of a call repeat those of the call before
+                # most headers were in the call before, too
                 index = first & 0x7F
                 if index == 0x7F:
                     index, position = _number(block, position, index)
