@@ -90,8 +90,10 @@ class Http2StreamError(Exception):
 
 
 class FrameShape(NamedTuple):
-    """The shape of a kind of frame. `has_stream`: whether it names a stream; None if it may. `size_min`, `size_max`: the
-    bounds of its payload, in bytes."""
+    """The shape of a kind of frame. `has_stream`: True if it names a stream; None if it may.
+
+    `size_min`, `size_max`: the bounds of the payload in bytes.
+    """
 
     name: str
     has_stream: bool | None
