@@ -107,6 +107,7 @@ class Gateway:
             raise failure.with_traceback(None)
         options = self._settings.options
         clients = {} if service is None else service.clients.by_language()
+        webhooks = self._webhooks
         return {
             "node": self._settings.node,
             "listens": _address(options.host, options.port),
@@ -115,6 +116,7 @@ class Gateway:
             "pid": os.getpid(),
             "clients": {language_name(number): count for number, count in sorted(clients.items())},
             "streams": 0 if service is None else service.clients.streams(),
+            "webhook_error": "" if webhooks is None else webhooks.key_error(),
         }
 
     def close(self) -> None:

@@ -34,6 +34,9 @@ CONSOLE: Final = "console"
 GATEWAY_PREFIX: Final = "gateway-"
 """Prefix of the names of all gateway processes (GatewayName)."""
 
+WEBHOOK_GROUP: Final = "raymq-webhooks"
+"""The consumer group of the gateways' web hooks. It has no members: each gateway process receives for it."""
+
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
 GROUP_NAME_MAX: Final = 120

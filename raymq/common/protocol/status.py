@@ -239,7 +239,7 @@ class ConsoleReport(ServerReport):
 class GatewayReport(ServerReport):
     """The status of a gateway process: the address of its node, the address at which it listens, and the number of its
     clients by language. `http`: the address at which it answers HTTP, empty for none. `streams`: number of clients that
-    have a stream open."""
+    have a stream open. `webhook_error`: why no call of a web hook can be signed, empty if calls can."""
 
     node: str = ""
     listens: str = "-"
@@ -248,6 +248,7 @@ class GatewayReport(ServerReport):
     pid: int = 0
     clients: Mapping[str, int] = field(default_factory=dict)
     streams: int = 0
+    webhook_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

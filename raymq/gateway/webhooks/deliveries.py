@@ -25,11 +25,12 @@ from raymq.common.config.gateway import GatewayOptions
 from raymq.common.config.webhook_hosts import WebhookHosts
 from raymq.common.errors import BodyUnreadableError, RaymqError, TopicNotExistError
 from raymq.common.message import PROPERTY_RETRY_TOPIC
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.common.retry import Backoff
 from raymq.gateway.convert.leases import LeaseTerms
 from raymq.gateway.service.cluster import FINISH_S, GatewayCluster
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
-from raymq.gateway.webhooks.ends import FROM_FIRST, WEBHOOK_GROUP, WEBHOOK_ID_PREFIX, TaskEnds, ends_of
+from raymq.gateway.webhooks.ends import FROM_FIRST, WEBHOOK_ID_PREFIX, TaskEnds, ends_of
 from raymq.gateway.webhooks.event import WebhookEvent, task_ended
 from raymq.gateway.webhooks.sender import WebhookFailedError, WebhookSender, read_keys
 from raymq.serve.states import ENDS, StateRecord, TaskHistory, decode_state
@@ -101,6 +102,10 @@ class WebhookDeliveries:
     def check(self, url: str) -> None:
         """Raise InvalidArgumentError or NoPermissionError if the gateway may not call a URL."""
         self._hosts.check(url)
+
+    def key_error(self) -> str:
+        """Return why no call can be signed now; empty if calls can. Any thread may call this method."""
+        return self._sender.key_error()
 
     async def register(self, topic: str) -> None:
         """Let the gateways receive the ends of tasks in a result topic. Call this method before a task with a web hook

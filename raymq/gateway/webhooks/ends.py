@@ -15,7 +15,7 @@ from raymq.client.client import Client
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import GroupNotExistError, RaymqError, SystemBusyError
 from raymq.common.message import ConsumeFromWhere
-from raymq.common.names import is_internal_topic
+from raymq.common.names import WEBHOOK_GROUP, is_internal_topic
 from raymq.common.protocol.group import GroupConfig, StartOffsetQuery
 from raymq.records.filters.sql import SqlFilter
 from raymq.remoting.broker_client import broker_client
@@ -23,8 +23,6 @@ from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.serve.states import ENDS, TaskHistory
 from raymq.serve.task_messages import TaskWebhook, task_history, task_webhook
 
-WEBHOOK_GROUP: Final = "raymq-webhooks"
-"""The consumer group of the gateways' web hooks."""
 WEBHOOK_ID_PREFIX: Final = "hook-"
 """Prefix of the ids of tasks with a web hook."""
 WEBHOOK_RETRIES: Final = 10

@@ -125,6 +125,15 @@ class WebhookSender:
         if not 200 <= status < 300:
             raise WebhookFailedError(STATUS, f"{_place(target)} answered with the status {status}")
 
+    def key_error(self) -> str:
+        """Return why the keys of the signatures cannot be used now; empty if they can. Any thread may call this
+        method."""
+        try:
+            self._keys()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
     async def close(self) -> None:
         """Close the connections. Calls that run end with an error. Idempotent."""
         await self._session.close()

@@ -192,7 +192,7 @@ class GatewayFacts:
 
     `asked`: False if only programs of the gateway's own node can connect, so the doctor did not ask. `error`: the
     reason why a question was not answered. `certificate_ends_s`: the end of its certificate, in s since 1970; None
-    without TLS, or if unknown.
+    without TLS, or if unknown. `webhook_error`: why the gateway can sign no call of a web hook.
     """
 
     actor: str
@@ -200,6 +200,7 @@ class GatewayFacts:
     asked: bool = True
     error: str = ""
     certificate_ends_s: float | None = None
+    webhook_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

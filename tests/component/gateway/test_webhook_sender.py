@@ -220,3 +220,16 @@ def test_the_secret_file_is_read_and_its_errors_name_it(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ConfigError, match="hook-key"):
         read_keys(path)
+
+
+def test_a_sender_says_why_it_can_sign_no_call(tmp_path: Path) -> None:
+    path = tmp_path / "hook-key"
+
+    async def main() -> None:
+        sender = WebhookSender(WebhookHosts.parse((HOST,)), lambda: read_keys(path))
+        assert "hook-key, cannot be read" in sender.key_error()
+        path.write_bytes(KEY)
+        assert sender.key_error() == ""
+        await sender.close()
+
+    asyncio.run(main())

@@ -128,6 +128,14 @@ HISTORIES = [
         gauge("timer_dequeue_latency_milliseconds", 'broker="broker-a"', "4999x60"),
     ),
     History(
+        "RaymqWebhooksFail",
+        {f'ray_raymq_gateway_webhook_calls_total{{{ALL},outcome="status"}}': "0+1x60"},
+        {
+            f'ray_raymq_gateway_webhook_calls_total{{{ALL},outcome="status"}}': "0+9x60",
+            f'ray_raymq_gateway_webhook_calls_total{{{ALL},outcome="accepted"}}': "0+1x60",
+        },
+    ),
+    History(
         "RaymqMetricsGone",
         {UP: "1x60", STORE_UP: "1x55 stale"},
         {UP: "1x60", STORE_UP: "1x60", LISTENER_UP: "1x55 stale"},
@@ -136,7 +144,7 @@ HISTORIES = [
 
 
 def test_promtool_takes_the_rules() -> None:
-    assert "15 rules found" in check_with_promtool("check", "rules", str(RULES))
+    assert "16 rules found" in check_with_promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_has_a_history() -> None:
@@ -152,6 +160,13 @@ def test_alert(history: History, fires: bool, tmp_path: Path) -> None:
 
 def test_metrics_gone_fires_where_nothing_ever_reported(tmp_path: Path) -> None:
     judge("RaymqMetricsGone", {"something_else": "1x60"}, True, tmp_path)
+
+
+def test_the_group_of_web_hooks_needs_no_consumers(tmp_path: Path) -> None:
+    """The gateways receive its messages."""
+    labels = LAG.replace('consumer_group="g"', 'consumer_group="raymq-webhooks"')
+    series = {f'ray_raymq_consumer_lag_messages{{{labels},is_system="false"}}': "7x60"}
+    judge("RaymqGroupWithoutConsumers", series, False, tmp_path)
 
 
 def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:

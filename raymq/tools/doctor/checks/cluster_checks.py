@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.tools.doctor.checks.status_checks import ADVICE_CHECKS, PROBLEM_CHECKS, Judge
 from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GroupFacts, HealthChecks
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
@@ -67,7 +68,8 @@ def groups_seen(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def members(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that every group with unread messages has connected consumers."""
+    """Check that every group with unread messages has connected consumers. The group of web hooks never has any, and
+    has a check of its own."""
     found = [
         warn(
             f"no consumer is connected, unread messages: {group.lag:,}",
@@ -75,7 +77,7 @@ def members(snapshot: DoctorSnapshot) -> list[Finding]:
             group.group,
         )
         for group in _known_groups(snapshot)
-        if group.lag and not group.members
+        if group.lag and not group.members and group.group != WEBHOOK_GROUP
     ]
     return found or [ok("no group waits for consumers")]
 

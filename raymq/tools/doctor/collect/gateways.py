@@ -56,7 +56,7 @@ def gateway_port_error(options: GatewayOptions, gateways: Iterable[GatewayReport
 def _asked(report: GatewayReport, topic: str, here: str) -> GatewayFacts:
     host, port = parse_address(report.listens)
     if is_loopback(host) and report.node != here:
-        return GatewayFacts(report.actor, report.listens, asked=False)
+        return GatewayFacts(report.actor, report.listens, asked=False, webhook_error=report.webhook_error)
     place = (report.node if host in _EVERY_ADDRESS else host, port)
     certificate: dict[str, Any] = {}
     try:
@@ -69,7 +69,10 @@ def _asked(report: GatewayReport, topic: str, here: str) -> GatewayFacts:
     except OSError as failure:
         error = f"no connection: {failure.strerror or failure}"
     ends_s = ssl.cert_time_to_seconds(certificate["notAfter"]) if certificate else None
-    return GatewayFacts(report.actor, f"{place[0]}:{port}", error=error, certificate_ends_s=ends_s)
+    address = f"{place[0]}:{port}"
+    return GatewayFacts(
+        report.actor, address, error=error, certificate_ends_s=ends_s, webhook_error=report.webhook_error
+    )
 
 
 def _chain(place: tuple[str, int]) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import raymq
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.common.protocol.group import GroupConfig
-from raymq.gateway.webhooks.ends import WEBHOOK_GROUP
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task_messages import state_message
 from tests.support.gateway.gateways import HOST, RESTART_S, RunningGateway, free_port, running_gateway

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,15 @@ def test_a_gateway_with_a_wrong_key_of_web_hooks_shows_the_error(
     eventually(lambda: isinstance(failure(gateway), ConfigError), "the error of the key")
     assert "gateway.webhook_secret" in str(failure(gateway))
     assert "client closed" in cluster.events
+
+
+def test_the_status_has_the_error_of_a_key_that_can_no_longer_be_read(
+    cluster: FakeCluster, port: int, started: Any
+) -> None:
+    gateway = started(port)
+    assert gateway.describe()["webhook_error"] == ""
+    gateway._webhooks = SimpleNamespace(key_error=lambda: "the key cannot be read")
+    assert gateway.status()["webhook_error"] == "the key cannot be read"
 
 
 def test_a_gateway_serves_and_ends_its_receives_and_its_server_first(

@@ -8,11 +8,12 @@ import pytest
 
 from raymq.common.errors import GroupNotExistError, RequestTimeoutError, SystemBusyError
 from raymq.common.message import ConsumeFromWhere
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.group import GroupConfig, check_group_config
 from raymq.common.protocol.route import TopicRoute
 from raymq.gateway.webhooks import ends as module
-from raymq.gateway.webhooks.ends import RESULT_TOPICS_MAX, WEBHOOK_GROUP, TaskEnds, ends_of
+from raymq.gateway.webhooks.ends import RESULT_TOPICS_MAX, TaskEnds, ends_of
 from tests.support.clients.fakes import topic_route
 
 

@@ -172,6 +172,7 @@ WELL_TOO = [
     ("health checks", replace(WELL, health=RAY_DEFAULTS, nodes=1)),
     ("health checks", replace(WELL, health=None)),
     ("groups have members", group(lag=0, members=0)),
+    ("groups have members", group(group="raymq-webhooks", members=0)),
     ("retention", group(lag_ms=9 * DAY_MS, retention_ms=None)),
 ]
 

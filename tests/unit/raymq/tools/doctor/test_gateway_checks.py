@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from raymq.common.config.gateway import GatewayOptions
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.common.protocol.status import ClusterStatus
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.messages import QueryRouteRequest, QueryRouteResponse, Resource, Status
@@ -28,7 +29,7 @@ from raymq.tools.doctor.collect.gateways import (
     route_request,
     status_code,
 )
-from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GatewayFacts, MachineFacts
+from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GatewayFacts, GroupFacts, MachineFacts
 from raymq.tools.doctor.findings import Finding, State, run_checks
 from tests.support.clients.lanes import make_certificates
 
@@ -61,11 +62,25 @@ def served(code: int, credentials: Any = None) -> Iterator[int]:
             server.stop(None).wait()
 
 
-def asked(listens: str, *, tls: bool = False, node: str = HERE, topics: tuple[str, ...] = ("orders",)) -> GatewayFacts:
+def asked(
+    listens: str,
+    *,
+    tls: bool = False,
+    node: str = HERE,
+    topics: tuple[str, ...] = ("orders",),
+    webhook_error: str = "",
+) -> GatewayFacts:
     report = {
         "brokers": [{"actor": "broker-a", "error": "", "topics": ["%RETRY%g", *topics]}],
         "gateways": [
-            {"actor": "gateway-a-0", "error": "", "node": node, "listens": listens, "tls": tls},
+            {
+                "actor": "gateway-a-0",
+                "error": "",
+                "node": node,
+                "listens": listens,
+                "tls": tls,
+                "webhook_error": webhook_error,
+            },
             {"actor": "gateway-a-1", "error": "does not answer"},
         ],
     }
@@ -131,6 +146,29 @@ def test_the_end_of_a_certificate_is_read_from_the_gateway(tmp_path: Path) -> No
 def test_a_certificate_near_its_end_is_named(days: float, state: State) -> None:
     facts = GatewayFacts("gateway-a-0", f"{HOST}:8081", certificate_ends_s=time.time() + days * DAY_S)
     assert findings(gateways=(facts,))["gateway certificates"].state is state
+
+
+def test_web_hooks_that_cannot_be_signed_or_wait_long_are_named() -> None:
+    def judged(lag: int, minutes: int, *gateways: GatewayFacts) -> Finding:
+        group = GroupFacts(WEBHOOK_GROUP, lag, minutes * 60_000, slowest_topic="images-results")
+        other = GroupFacts("billing", 5, 99 * 60_000, slowest_topic="orders")
+        cluster = ClusterFacts(ClusterStatus(), groups=(group, other))
+        return findings(cluster=cluster, gateways=gateways)["web hooks"]
+
+    serves = GatewayFacts("gateway-a-0", f"{HOST}:8081")
+    assert judged(0, 99, serves).state is State.OK
+    assert judged(3, 10, serves).state is State.OK
+    waits = judged(3, 11, serves)
+    assert (waits.state, waits.where) == (State.WARN, WEBHOOK_GROUP)
+    assert "images-results waits for 11 min" in waits.seen
+    assert "the log of the gateways" in waits.do
+    assert "raymq gateway start" in judged(3, 11).do
+    wrong = judged(0, 0, replace(serves, webhook_error="the key file cannot be read"))
+    assert (wrong.state, wrong.where, wrong.seen) == (State.FAIL, "gateway-a-0", "the key file cannot be read")
+
+
+def test_the_error_of_a_gateways_key_is_collected() -> None:
+    assert asked(f"{HOST}:1", node="10.0.0.2", webhook_error="no key").webhook_error == "no key"
 
 
 def test_a_used_port_matters_only_if_a_gateway_shall_start_on_it() -> None:
