@@ -10,7 +10,7 @@ A client has spans if its process sets a tracer provider before the client conne
 sets a tracer provider before the listener is loaded. `spans_if_set` checks this once. In a process without spans, each
 call costs one comparison. The module imports OpenTelemetry only if the program has imported it. Retries, dead letters
 and replays keep a message's properties, and so its context. The context of a Java client's message, in the property
-TRACE_CONTEXT, is also read.
+TRACE_CONTEXT, is also read: by consumers, and by a gateway that sends the message.
 
 Names and attributes follow OpenTelemetry's conventions for messaging. They are written as literals in this module
 because the conventions are still changing (spec/ecosystem.md §2d).
@@ -78,13 +78,22 @@ class Spans:
 
     def send_begins(self, group: str, messages: Sequence[Message]) -> tuple[Sequence[Message], SendSpan | None]:
         """Start the span of a send of messages to one topic. Returns the messages with the span's context in their
-        properties, and the span. If the span is not recorded, returns the unchanged messages and None."""
+        properties, and the span. If the span is not recorded, returns the unchanged messages and None.
+
+        A gateway sends messages of its clients, which may have the client's context in the property TRACE_CONTEXT: the
+        span is the child of this context, or is linked to the contexts of several messages.
+        """
         from opentelemetry import propagate, trace
 
         topic, count = messages[0].topic, len(messages)
         kind = trace.SpanKind.PRODUCER if count == 1 else trace.SpanKind.CLIENT
         attributes = {**_attributes("send", "send", topic), "messaging.rocketmq.client_group": group}
-        span = self._tracer.start_span(f"send {topic}", kind=kind, attributes=attributes)
+        own = (
+            [] if isinstance(messages, MessageColumns) else [one for one in messages if JAVA_CONTEXT in one.properties]
+        )
+        parent = _context_of(messages[0]) if own and count == 1 else None
+        links = _links(own) if count > 1 else []
+        span = self._tracer.start_span(f"send {topic}", context=parent, kind=kind, attributes=attributes, links=links)
         if not span.is_recording():
             return messages, None
         if count == 1:
@@ -315,7 +324,7 @@ def _rows_with(texts: ByteColumn, names: Collection[str]) -> NDArray[np.bool_]:
     return mask_of(pc.match_substring_regex(texts.array(), pattern))
 
 
-def _context_of(message: MessageExt) -> Context | None:
+def _context_of(message: Message | MessageExt) -> Context | None:
     """Return the span context from a message's properties; None if the properties contain none."""
     from opentelemetry import propagate
 
@@ -326,7 +335,7 @@ def _context_of(message: MessageExt) -> Context | None:
     return propagate.extract(carrier) if CARRIED[0] in carrier else None
 
 
-def _links(messages: Iterable[MessageExt]) -> list[Link]:
+def _links(messages: Iterable[Message | MessageExt]) -> list[Link]:
     """Return span links to the contexts of messages, for OpenTelemetry. Each context is linked once; the result has at
     most LINKS_MAX links."""
     from opentelemetry.trace import Link, get_current_span

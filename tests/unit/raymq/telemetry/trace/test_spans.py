@@ -145,6 +145,28 @@ def test_a_span_that_is_not_sampled_puts_nothing_on_messages(make: Any) -> None:
     assert seen.ended() == []
 
 
+def test_a_send_continues_the_context_of_a_gateways_client(make: Any, seen: Seen) -> None:
+    store = FakeStore()
+    producer = make(store, observers=[SendSpans("group", seen.spans)])
+    producer.send(Message("orders", b"x", properties={"TRACE_CONTEXT": PARENT}))
+    span = seen.only()
+    assert span.parent is not None
+    assert (span.parent.trace_id, f"{span.parent.span_id:016x}") == (TRACE_ID, "b7ad6b7169203331")
+    [stored] = properties_of(store)
+    # the client's consumers get its own context, and raymq's consumers continue the send
+    assert stored["TRACE_CONTEXT"] == PARENT
+    assert stored["traceparent"].split("-")[1:3] == [f"{TRACE_ID:032x}", f"{span.context.span_id:016x}"]
+
+
+def test_a_send_of_several_messages_is_linked_to_the_contexts_of_a_gateways_clients(make: Any, seen: Seen) -> None:
+    producer = make(FakeStore(), observers=[SendSpans("group", seen.spans)])
+    contexts = ({"TRACE_CONTEXT": PARENT}, {}, {"TRACE_CONTEXT": "00-trace"})
+    producer.send_batch([Message("orders", b"x", properties=one) for one in contexts])
+    span = seen.only()
+    assert span.parent is None
+    assert [f"{link.context.span_id:016x}" for link in span.links] == ["b7ad6b7169203331"]
+
+
 @pytest.mark.parametrize("name", ["traceparent", "TRACE_CONTEXT"])
 def test_a_listener_call_is_the_child_of_its_message(seen: Seen, name: str) -> None:
     inside = []
