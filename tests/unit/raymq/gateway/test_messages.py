@@ -192,6 +192,8 @@ def test_a_message_at_the_limits_is_accepted() -> None:
     user = {str(number): "a" for number in range(USER_PROPERTIES_MAX)}
     convert(sent(user=user, message_group="x" * MESSAGE_GROUP_BYTES_MAX))
     convert(sent(keys=["x" * (PROPERTIES_BYTES_MAX - 1)], tag="t"))
+    last_ms = NOW_MS + TIMER_DELAY_MAX_MS
+    assert convert(sent(delivery_timestamp=timestamp(last_ms))).message.deliver_at_ms == last_ms
 
 
 @pytest.mark.parametrize("wanted", TopicMessageType)
