@@ -79,6 +79,9 @@ class FakeSender:
         if self.failures:
             raise self.failures.pop(0)
 
+    def key_error(self) -> str:
+        return "no key"
+
     async def close(self) -> None:
         self.is_closed = True
 
@@ -290,6 +293,7 @@ def test_the_figures_are_reported(deliveries: Deliveries, monkeypatch: pytest.Mo
     async def scenario() -> None:
         deliveries.put(ended("hook-1"))
         await deliveries.until(lambda: deliveries.settled() == 1)
+        assert deliveries.object.key_error() == "no key"
 
     deliveries.run(scenario)
     Reporter("c").report(deliveries.object.report)
