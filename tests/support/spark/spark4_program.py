@@ -13,10 +13,12 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import raymq
@@ -61,6 +63,26 @@ def run_query(frame: DataFrame, checkpoint: Path, sink: Path) -> list[dict[str, 
         return [] if progress is None else list(progress["sources"])
     finally:
         query.stop()
+
+
+class FailsOnce:
+    """A function for `mapInArrow` that returns its input. The first attempt of each task that has rows fails after all
+    but one of its rows were returned. `directory`: remembers the tasks that have failed."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        failed = Path(self._directory) / f"{batch}-{context.partitionId()}"
+        for one in batches:
+            if one.num_rows and not failed.exists():
+                yield one.slice(0, one.num_rows - 1)
+                failed.touch()
+                raise RuntimeError("the first attempt fails")
+            yield one
 
 
 class Requests:
@@ -117,6 +139,42 @@ class Requests:
         sources = run_query(frame, Path(checkpoint), Path(sink))
         return [{name: source[name] for name in ("startOffset", "endOffset", "latestOffset")} for source in sources]
 
+    def write(self, sql: str, options: Mapping[str, str], *, mode: str = "append", fail: str | None = None) -> int:
+        """Write the rows of a query in SQL with ``df.write.format("raymq")``. Returns the number of partitions.
+
+        `fail`: a directory. The first attempt of each task that has rows fails after all but one of its rows.
+        """
+        frame = self._spark.sql(sql)
+        if fail is not None:
+            frame = frame.mapInArrow(FailsOnce(fail), frame.schema)
+        frame.write.format("raymq").options(**options).mode(mode).save()
+        return frame.rdd.getNumPartitions()
+
+    def write_stream(
+        self,
+        source: Mapping[str, str],
+        columns: list[str],
+        options: Mapping[str, str],
+        *,
+        mode: str = "append",
+        fail: str | None = None,
+    ) -> int:
+        """Copy a topic to another with ``writeStream.format("raymq")``, until all present messages were read.
+        `columns`: expressions in SQL. `fail`: as for `write`. Returns the number of batches."""
+        frame = self._spark.readStream.format("raymq").options(**source).load()
+        frame = frame.groupBy("tags").count() if mode == "complete" else frame
+        frame = frame.selectExpr(*columns)
+        if fail is not None:
+            frame = frame.mapInArrow(FailsOnce(fail), frame.schema)
+        writer = frame.writeStream.format("raymq").options(**options).outputMode(mode)
+        query = writer.trigger(availableNow=True).start()
+        try:
+            if not query.awaitTermination(QUERY_S):
+                raise TimeoutError(f"the query did not end within {QUERY_S} s")
+            return len([one for one in query.recentProgress if one["numInputRows"]])
+        finally:
+            query.stop()
+
     def run(self, code: str) -> None:
         """Run a program, such as a snippet of a page. Its SparkSession is the session of this program."""
         exec(compile(code, "snippet", "exec"), {})
@@ -132,7 +190,7 @@ def main(address: str, directory: Path) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Whatever else prints must not disturb the answers.
     java = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={directory}"
-    builder = SparkSession.builder.master("local[2]")
+    builder = SparkSession.builder.master("local[2, 2]")
     for key, value in {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
