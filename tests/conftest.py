@@ -66,6 +66,10 @@ SHARING = {
         "integration/examples/",
     ),
     "spark": ("integration/spark/",),
+    "spark 4": (
+        "chaos/spark/test_spark4_source.py",
+        "chaos/spark/test_spark4_writes.py",
+    ),
     "servers": (
         "integration/servers/test_queue_kinds.py",
         "integration/servers/test_push_consumer.py",
@@ -285,6 +289,7 @@ class SharedCluster:
         self._box: Sandbox | None = None
         self._client: raymq.Client | None = None
         self._spark: Any = None
+        self._spark4: Any = None
 
     def enter(self, name: str, failures: int) -> None:
         """Prepare for a test module that shares the cluster `name`, or no cluster if `name` is empty. Ends a cluster
@@ -320,10 +325,20 @@ class SharedCluster:
             self._spark = self._open.enter_context(session_without_leftovers(self.box(self._settings)))
         return self._spark
 
+    def spark4(self, directory: Path) -> Any:
+        """Return the Spark 4 session on the shared cluster, a Spark4Session of tests.support. Starts a session if none
+        runs. `directory`: an empty directory, for a session that starts."""
+        if self._spark4 is None:
+            self.client()
+            from tests.support.spark.spark4 import spark4_beside_ray
+
+            self._spark4 = self._open.enter_context(spark4_beside_ray(directory))
+        return self._spark4
+
     def close(self) -> None:
         """End the shared cluster and remove its sandbox."""
         opened, self._open = self._open, ExitStack()
-        self._box = self._client = self._spark = None
+        self._box = self._client = self._spark = self._spark4 = None
         opened.close()
 
 

@@ -13,7 +13,6 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-import ray
 from pyspark.sql import SparkSession
 
 import raymq
@@ -22,7 +21,7 @@ from raydp_jobs.source.reader import MORE_SPARK_COLUMNS, SPARK_SCHEMA
 from tests.support.cases import chaos_seed
 from tests.support.history.waiting import eventually
 from tests.support.spark.local_spark import local_spark
-from tests.support.spark.spark4 import Spark4Error, Spark4Session, java_home, spark4_python, spark4_session
+from tests.support.spark.spark4 import Spark4Error, Spark4Session
 from tests.support.spark.spark4_program import Rows, rows_of, run_query
 
 pytestmark = pytest.mark.timeout(1800)  # The first run downloads Spark 4 and builds its wheel.
@@ -35,23 +34,9 @@ ENDS = ("endOffset", "latestOffset")
 """The ends of a batch and of the queues in Spark's progress."""
 
 
-@pytest.fixture(scope="session")
-def python4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of the environment with Spark 4."""
-    java_home()  # before the large download of Spark 4: without a Java the tests are skipped
-    return spark4_python(tmp_path_factory.mktemp("wheel"))
-
-
 @pytest.fixture(scope="module")
 def spark(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with local_spark(tmp_path_factory.mktemp("spark")) as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def spark4(python4: Path, mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark4Session]:
-    address = ray.get_runtime_context().gcs_address
-    with spark4_session(python4, address, tmp_path_factory.mktemp("spark4")) as session:
         yield session
 
 

@@ -1,33 +1,28 @@
 """Tests of the writes of `format("raymq")` on Spark 4: each row is stored once, if tasks and batches are repeated, if
-the rows arrive in another order, and if the topic gets queues before the repeat."""
+the rows arrive in another order, and if the topic gets queues before the repeat.
+
+RAYMQ_SOAK=1 also runs the tests of orders of rows and of whole results of a stream.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 import raymq
-from tests.support.spark.spark4 import Spark4Error, Spark4Session, java_home, spark4_python, spark4_session
+from tests.support.spark.spark4 import Spark4Error, Spark4Session
 from tests.support.spark.spark4_program import Rows
 
 pytestmark = pytest.mark.timeout(1800)  # The first run downloads Spark 4 and builds its wheel.
 
+in_soak = pytest.mark.skipif(os.environ.get("RAYMQ_SOAK") != "1", reason="one of the long runs: `make soak`")
+
 BODY = "cast(id as string) as body"
 NUMBERS = "select cast(id as string) as body from range(0, {rows}, 1, {partitions})"
-
-
-@pytest.fixture(scope="module")
-def spark4(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark4Session]:
-    java_home()  # before the large download of Spark 4: without a Java the tests are skipped
-    python4 = spark4_python(tmp_path_factory.mktemp("wheel"))
-    address = ray.get_runtime_context().gcs_address
-    with spark4_session(python4, address, tmp_path_factory.mktemp("spark4")) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +94,12 @@ def test_a_row_is_stored_once_if_tasks_and_writes_are_repeated(
     assert Counter(bodies(spark4, topic)) == Counter([*range(6000), *range(600)])
 
 
+@in_soak
 def test_a_repeat_may_have_its_rows_in_another_order_and_meet_more_queues(
     mq: raymq.Client, spark4: Spark4Session, tmp_path: Path
 ) -> None:
-    topic = new_topic(mq, "spark4-orders-of-rows", queues=3)
-    options = {"topic": topic, "write_id": "shuffled", "plan_location": f"file://{tmp_path}/plans"}
+    topic = new_topic(mq, "spark4-shuffled", queues=3)
+    options = {"topic": topic, "write_id": "other-order", "plan_location": f"file://{tmp_path}/plans"}
     sql = f"select /*+ REPARTITION(3, bucket) */ body, properties from (select {BODY}, map('a', 'b') as properties, "
     sql += "id % 7 as bucket from range(0, 4000, 1, 4) order by id {order})"
     spark4.call("write", sql=sql.format(order="asc"), options=options)
@@ -115,6 +111,7 @@ def test_a_repeat_may_have_its_rows_in_another_order_and_meet_more_queues(
     assert len({queue_of(row) for row in stored(spark4, topic)}) == 5
 
 
+@in_soak
 def test_rows_with_a_sharding_key_keep_their_order(mq: raymq.Client, spark4: Spark4Session) -> None:
     topic = new_topic(mq, "spark4-keys")
     sql = f"select {BODY}, id % 5 as sharding_key from range(0, 500, 1, 1)"
@@ -201,6 +198,7 @@ assert query.awaitTermination(120)
 """
 
 
+@in_soak
 def test_the_whole_result_of_a_batch_is_written_once_in_for_each_batch(
     mq: raymq.Client, spark4: Spark4Session, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import ray
 
 from raymq.client.cluster.java import java_runtime
 from tests.support.clusters.cluster import user_environment
@@ -164,3 +165,13 @@ def spark4_session(python: Path, address: str, directory: Path) -> Iterator[Spar
                 process.wait(ANSWER_S)
             finally:
                 process.kill()
+
+
+@contextmanager
+def spark4_beside_ray(directory: Path) -> Iterator[Spark4Session]:
+    """Yield a Spark 4 session on the Ray cluster to which this process is connected. Installs Spark 4 first, if
+    necessary. Without a right Java, the test is skipped (`java_home`). `directory`: an empty directory."""
+    java_home()  # before the large download of Spark 4
+    python4 = spark4_python(directory)
+    with spark4_session(python4, ray.get_runtime_context().gcs_address, directory) as session:
+        yield session
