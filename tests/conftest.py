@@ -89,6 +89,7 @@ SHARING = {
     ),
     "official clients": (
         "chaos/clients/test_official_clients.py",
+        "chaos/clients/test_official_groups.py",
         "chaos/clients/test_official_faults.py",
     ),
     "three replicas": (
