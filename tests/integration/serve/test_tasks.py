@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from ray.serve.schema import TaskProcessorConfig
 from ray.serve.task_consumer import instantiate_adapter_from_config, task_consumer, task_handler
 
 import raymq
+from raymq.common.names import WEBHOOK_GROUP
 from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
 from tests.support.clusters.cluster import descendants, poll_until, title
 from tests.support.clusters.page_example import assert_prints_what_it_says
+from tests.support.gateway.gateways import HOST, free_port, running_gateway
+from tests.support.gateway.webhook_receiver import WEBHOOK_ANSWER_S, send_task, webhook_receiver
 from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -172,3 +176,24 @@ def test_the_adapter_reports_metrics_and_health(adapter: RaymqTaskProcessorAdapt
 
 def test_the_example_of_the_page_prints_the_documented_output(adapter: RaymqTaskProcessorAdapter) -> None:
     assert_prints_what_it_says("ray-serve.md")
+
+
+def test_a_web_hook_gets_what_a_replica_returns_or_raises(
+    adapter: RaymqTaskProcessorAdapter, mq: raymq.Client, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = f', http_port: {port}, webhook_hosts: ["http://{HOST}"]'
+    with running_gateway(tmp_path, options), webhook_receiver() as receiver:
+
+        def sent(name: str, **arguments: Any) -> str:
+            status, task = send_task(f"{HOST}:{port}", QUEUE, name=name, webhook=receiver.url, **arguments)
+            assert status == 202, task
+            return str(task["id"])
+
+        ends = {sent("double", args=[21]): ("SUCCESS", 42)}
+        ends[sent("broken", kwargs={"code": 9})] = ("FAILURE", "ValueError: code 9")
+        for task, end in ends.items():
+            [(_, data), *_] = eventually(partial(receiver.of, task), "the call of the web hook", WEBHOOK_ANSWER_S)
+            assert (data["state"], data["result"]) == end
+            assert state(adapter, task) == data["state"]
+        eventually(lambda: mq.admin.group_summary(WEBHOOK_GROUP).lag == 0, "the end of the deliveries")

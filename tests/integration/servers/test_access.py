@@ -26,7 +26,7 @@ import ray
 import raymq
 from placement.inventory import running
 from raymq.common.errors import AccessDeniedError, AuthenticationError
-from raymq.common.names import CONSOLE, GATEWAY_PREFIX, NAMESPACE
+from raymq.common.names import CONSOLE, GATEWAY_PREFIX, NAMESPACE, WEBHOOK_GROUP
 from raymq.gateway.convert.times import duration
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
@@ -34,6 +34,8 @@ from raymq.remoting import actor_ref
 from raymq.remoting.access.users import gateway_secret, make_user
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.broker_client import broker_client
+from raymq.serve.states import StateRecord, TaskState
+from raymq.serve.task_messages import state_message
 from tests.support.clusters.access import (
     ADMIN,
     CALL_S,
@@ -46,6 +48,7 @@ from tests.support.clusters.access import (
 )
 from tests.support.clusters.cluster import Sandbox, kill_actors, user_environment
 from tests.support.gateway.one_call import call_gateway, signed_headers
+from tests.support.gateway.webhook_receiver import send_task, webhook_receiver
 from tests.support.history.waiting import eventually
 
 # Pickle this module by value, because Ray's workers cannot import test modules.
@@ -535,9 +538,15 @@ def test_the_console_opens_to_the_super_users_secret_and_to_no_other(mq: raymq.C
     assert [status(secret) for secret in (ADMIN.secret, TEAM.secret, None)] == [200, 403, 401]
 
 
-def test_a_gateway_acts_for_the_user_who_signs_a_call(mq: raymq.Client) -> None:
+def gateway_status() -> dict[str, Any]:
+    """Return the status of the cluster's gateway."""
     [gateway] = [name for name in running() if name.startswith(GATEWAY_PREFIX)]
-    port = int(ActorRef(gateway).call("status", timeout_s=CALL_S)["listens"].rpartition(":")[2])
+    status: dict[str, Any] = ActorRef(gateway).call("status", timeout_s=CALL_S)
+    return status
+
+
+def test_a_gateway_acts_for_the_user_who_signs_a_call(mq: raymq.Client) -> None:
+    port = int(gateway_status()["listens"].rpartition(":")[2])
 
     def call(credentials: raymq.Credentials | None, method: str, request: Any) -> Any:
         if credentials is None:
@@ -574,6 +583,46 @@ def test_a_gateway_acts_for_the_user_who_signs_a_call(mq: raymq.Client) -> None:
     eventually(received, "the message that the gateway stored")
     [refusal, *_] = call(OTHER, "ReceiveMessage", receive)
     assert refusal.status.code == Code.FORBIDDEN
+
+
+def test_a_web_hook_needs_a_user_who_may_read_results(mq: raymq.Client) -> None:
+    """The user of a replica ends the task. The gateway reads the end with rights of its own."""
+    for queue in ("rome%jobs", "pisa%orders-jobs"):
+        for topic in (queue, f"{queue}-results"):
+            mq.admin.create_topic(topic, 1)
+    http = gateway_status()["http"]
+
+    def sent(user: raymq.Credentials, queue: str, **fields: str) -> tuple[int, Any]:
+        secret = gateway_secret(make_user(user.user, user.secret).key)
+        headers = {"authorization": f"Bearer {user.user}:{secret}", "x-mq-namespace": user.user}
+        return send_task(http, queue, headers, name="resize", **fields)
+
+    with webhook_receiver() as receiver:
+        wrong = raymq.Credentials(ROME.user, "a wrong secret")
+        assert sent(wrong, "jobs", webhook=receiver.url)[0] == 401
+        # this user may only send to the queue and to its results
+        assert sent(PISA, "orders-jobs")[0] == 202
+        status, problem = sent(PISA, "orders-jobs", webhook=receiver.url)
+        assert (status, "Topic:pisa%orders-jobs-results" in problem["detail"]) == (403, True)
+        status, task = sent(ROME, "jobs", webhook=receiver.url)
+        assert status == 202
+        as_user(ROME, end_task("rome%jobs-results", task["id"]))
+        [(_, data), *_] = eventually(lambda: receiver.of(task["id"]), "the call of the web hook", CALL_S)
+        assert (data["state"], data["result"], data["queue"]) == ("SUCCESS", "done", "jobs")
+        eventually(lambda: mq.admin.group_summary(WEBHOOK_GROUP).lag == 0, "the end of the delivery", CALL_S)
+        # no other task was reported
+        assert len(receiver.calls) == len(receiver.of(task["id"]))
+
+
+def end_task(results: str, task: str) -> Callable[[raymq.Client], Any]:
+    """Return a function that ends a task as a replica does. `results`: the stored name of the result topic."""
+
+    def work(client: raymq.Client) -> Any:
+        record = StateRecord(task, TaskState.SUCCESS, time.time(), time.time(), 0, "done", "replica-1")
+        with client.producer() as producer:
+            producer.send(state_message(results, record, record.encode()), sharding_key=task)
+
+    return work
 
 
 def test_the_checks_of_many_groups_need_a_right_on_each_group(mq: raymq.Client) -> None:

@@ -51,7 +51,8 @@ OWN_KINDS = (
 def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Client]:
     """Yield the super user's client of a cluster with access control, two replicas, a console and a gateway.
 
-    `users`: text of the users file. `files`: a directory for the users file and for the super user's secret.
+    The gateway may call web hooks on this machine. `users`: text of the users file. `files`: a directory for the users
+    file and for the super user's secret.
     """
     for name, text in (("secret", ADMIN.secret), ("users", users)):
         (files / name).write_text(text)
@@ -60,7 +61,8 @@ def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Clie
     (box.work / "raymq.yaml").write_text(
         one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
         + f"data_dir: {box.data}\naccess: {access}\nconsole: {{enable: true, port: 0}}\n"
-        f"gateway: {{enable: true, port: {_free_port()}}}\n"
+        f"gateway: {{enable: true, port: {_free_port()}, http_port: {_free_port()}, "
+        'webhook_hosts: ["http://127.0.0.1"]}\n'
     )
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAYMQ_USER", ADMIN.user)

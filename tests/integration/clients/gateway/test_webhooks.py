@@ -9,12 +9,8 @@ import hmac
 import json
 import os
 import signal
-import threading
-import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,71 +20,17 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task_messages import state_message
 from tests.support.gateway.gateways import HOST, RESTART_S, RunningGateway, free_port, running_gateway
+from tests.support.gateway.webhook_receiver import WebhookReceiver, send_task, webhook_receiver
 from tests.support.history.waiting import eventually
 
 ANSWER_S = 120.0
 KEY = b"a key of more than 16 bytes"
 
 
-class Receiver:
-    """An HTTP server that keeps the calls that it gets. `statuses`: the next answers; further calls are accepted.
-    `silent`: task ids whose first call gets no answer until `release` is set."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[dict[str, str], bytes]] = []
-        self.statuses: list[int] = []
-        self.silent: set[str] = set()
-        self.release = threading.Event()
-        self._lock = threading.Lock()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                status, waits = receiver.take(headers, body)
-                if waits:
-                    receiver.release.wait(ANSWER_S)
-                self.send_response(status)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://{HOST}:{self._server.server_address[1]}/hook"
-
-    def take(self, headers: dict[str, str], body: bytes) -> tuple[int, bool]:
-        """Keep a call, and return the status of its answer, and whether the answer waits."""
-        task = json.loads(body)["data"]["id"]
-        with self._lock:
-            self.calls.append((headers, body))
-            waits = task in self.silent
-            self.silent.discard(task)
-            return self.statuses.pop(0) if self.statuses else 204, waits
-
-    def of(self, task: str) -> list[tuple[dict[str, str], dict[str, Any]]]:
-        """Return the calls about a task: the headers, and the event's data."""
-        with self._lock:
-            calls = [(headers, json.loads(body)["data"]) for headers, body in self.calls]
-        return [one for one in calls if one[1]["id"] == task]
-
-    def close(self) -> None:
-        self.release.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    yield found
-    found.close()
+def receiver() -> Iterator[WebhookReceiver]:
+    with webhook_receiver() as found:
+        yield found
 
 
 class Tasks:
@@ -98,7 +40,7 @@ class Tasks:
         self, mq: raymq.Client, producer: raymq.Producer, http_port: int, queue: str, namespace: str = ""
     ) -> None:
         self._producer, self._queue = producer, queue
-        self._url, self._namespace = f"http://{HOST}:{http_port}/v1/tasks", namespace
+        self._http, self._namespace = f"{HOST}:{http_port}", namespace
         stored = f"{namespace}%{queue}" if namespace else queue
         self._results = f"{stored}-results"
         for topic in (stored, self._results):
@@ -106,12 +48,10 @@ class Tasks:
 
     def send(self, **more: str) -> str:
         """Send a task, and return its id."""
-        value = json.dumps({"queue": self._queue, "name": "resize", **more}).encode()
-        headers = {"content-type": "application/json", "x-mq-namespace": self._namespace}
-        request = urllib.request.Request(self._url, value, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-            task: str = json.load(response)["id"]
-        return task
+        headers = {"x-mq-namespace": self._namespace}
+        status, task = send_task(self._http, self._queue, headers, name="resize", **more)
+        assert status == 202, task
+        return str(task["id"])
 
     def end(self, task: str, state: TaskState = TaskState.SUCCESS, result: object = "done") -> None:
         record = StateRecord(task, state, 1_795_400_000.0, 1_795_399_000.0, 0, result, "replica-1")
@@ -137,7 +77,7 @@ def gateway(mq: raymq.Client, tmp_path: Path) -> Iterator[tuple[RunningGateway, 
 
 
 def test_a_web_hook_that_fails_twice_is_called_until_it_accepts(
-    mq: raymq.Client, producer: raymq.Producer, gateway: tuple[RunningGateway, int], receiver: Receiver
+    mq: raymq.Client, producer: raymq.Producer, gateway: tuple[RunningGateway, int], receiver: WebhookReceiver
 ) -> None:
     tasks = Tasks(mq, producer, gateway[1], "hook-jobs")
     tasks.end("before", result="ended before any task had a web hook")
@@ -178,7 +118,7 @@ def test_a_web_hook_that_fails_twice_is_called_until_it_accepts(
 
 @pytest.mark.long
 def test_a_killed_gateway_loses_no_web_hook(
-    mq: raymq.Client, producer: raymq.Producer, gateway: tuple[RunningGateway, int], receiver: Receiver
+    mq: raymq.Client, producer: raymq.Producer, gateway: tuple[RunningGateway, int], receiver: WebhookReceiver
 ) -> None:
     running, port = gateway
     tasks = Tasks(mq, producer, port, "hook-killed")
