@@ -37,7 +37,7 @@ from actors.broker.lane import BrokerLane
 from actors.broker.live.methods import SettingsMethods
 from actors.broker.live.users import UserMethods
 from actors.broker.master_store import MasterStore, OwnRoutes
-from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
+from actors.broker.monitor import TOPIC_CREATION, BacklogWatch, BrokerMonitor
 from actors.broker.plain_answers import plain_errors, plain_pull_result, plain_send_result
 from actors.broker.pop.methods import PopMethods
 from actors.broker.pop.queue_ends import QueueEndsWatch
@@ -117,6 +117,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         TransactionMethods.__init__(self, store, self._make_system_topic)
         SettingsMethods.__init__(self, settings, store, self._storages)
         QuestionMethods.__init__(self, lambda: self._lane.loop)
+        self._backlogs = BacklogWatch(settings.broker_name, log, lambda: store.storage, self._change)
         self._read_from = store.present()
         """The storage actor from which this broker read its current state, and the epoch in which that actor was the
         master."""
@@ -153,11 +154,18 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             threading.Thread(target=self._stay_registered, name="broker-registration", daemon=True),
             threading.Thread(target=self._do_housekeeping, name="broker-housekeeping", daemon=True),
             threading.Thread(target=self._do_checks, name="broker-checks", daemon=True),
+            threading.Thread(target=self._limit_topics, name="broker-bounds", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
         figures = BrokerMetrics(
-            log, monitor, lambda: store.storage, self._connections, raymq.__version__, self._lane.requests
+            log,
+            monitor,
+            lambda: store.storage,
+            self._connections,
+            raymq.__version__,
+            self._lane.requests,
+            self._backlogs,
         )
         self._metrics = MetricsThread(
             settings.metrics,
@@ -251,6 +259,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._store.control("delete_topic", topic)
         self._log.read(lambda state: self._owners.forget(topic=topic))
         self._monitor.forget(topic=topic)
+        self._backlogs.forget(topic=topic)
 
     def topic_config(self, topic: str) -> TopicConfig:
         """Return a topic's configuration in this broker group. Raises TopicNotExistError if the topic does not
@@ -521,6 +530,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         """Check transactions in a separate thread: a check round may take a minute, and must not delay a
         snapshot."""
         self._repeat({self._check_transactions: lambda: self._settings.options.transaction_check_interval_ms / 1000})
+
+    def _limit_topics(self) -> None:
+        """Measure the backlogs of bounded topics in a separate thread: producers that wait for room depend on it."""
+        self._repeat({self._backlogs.measure_backlogs: lambda: self._backlogs.interval_s})
 
     def _repeat(self, tasks: Mapping[Callable[[], None], Callable[[], float]]) -> None:
         """Run each task at its interval in seconds, as long as the broker's state is loaded. An interval may change

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from actors.broker.monitor import BrokerMonitor
+from actors.broker.monitor import BacklogWatch, BrokerMonitor
 from actors.broker.state_log import StateLog
 from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.progress import Unread, unread_in
@@ -72,12 +72,13 @@ class BrokerMetrics:
         clients: Callable[[], Clients],
         version: str,
         requests: Callable[[], Sequence[RequestFigures]],
+        backlogs: BacklogWatch,
     ) -> None:
         """`version`: raymq's version, used as the label of clients. `requests` returns metrics of the calls that wait
         for a thread of the broker's lane (direct socket connection)."""
         self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
         self._client_labels = {"language": LANGUAGE, "version": version}
-        self._requests = requests
+        self._requests, self._backlogs = requests, backlogs
         self._behind: set[_Pair] = set()
         """The (group, topic) pairs that had unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
@@ -109,6 +110,7 @@ class BrokerMetrics:
         for (name, status), figures in self._monitor.creations.figures().items():
             reporter.buckets(name, figures, invocation_status=status)
         self._report_leases(reporter)
+        self._report_backlogs(reporter)
 
     def report_lags(self, reporter: Reporter) -> None:
         """Report the lag of groups. Raises RaymqError if the store does not answer."""
@@ -174,6 +176,14 @@ class BrokerMetrics:
         )
         for (group, topic), messages in leased.items():
             reporter.gauge("raymq_pop_leased_messages", messages, consumer_group=group, topic=topic)
+
+    def _report_backlogs(self, reporter: Reporter) -> None:
+        for _, backlog in self._backlogs.backlogs():
+            reporter.gauge("raymq_backlog_waiting_producers", backlog.waiting, topic=backlog.topic)
+            # The store's count begins again at 0 if the store is opened again; the Reporter handles this.
+            reporter.count("raymq_refused_messages", backlog.refused, topic=backlog.topic)
+        for (group, topic), total in self._backlogs.skipped().items():
+            reporter.count("raymq_skipped_messages", total, topic=topic, consumer_group=group)
 
     def _bounds(self, state: BrokerState, topics: set[str]) -> _Bounds:
         known = {topic: state.topics[topic].read_queue_nums for topic in topics if topic in state.topics}

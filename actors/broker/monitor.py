@@ -1,4 +1,5 @@
-"""A broker's counters, its protection against slow groups, and its list of groups whose unread messages were deleted.
+"""A broker's counters, its protection against slow groups, its list of groups whose unread messages were deleted, and
+the limits of bounded topics.
 
 Counters, and checks that run at an interval, belong in this module. Their state does not survive the broker process.
 """
@@ -17,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from actors.broker.state_log import StateLog
-from actors.core.broker.state import BrokerState
+from actors.core.broker.backlog import bounded_topics, decide_skip, kept_messages
+from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import (
     GROUP_GET_NUMS,
     SNDBCK2DLQ_TIMES,
@@ -28,6 +30,7 @@ from actors.core.broker.stats import (
 )
 from raymq.common.config.cluster import BrokerOptions
 from raymq.common.message import MessageExt
+from raymq.common.protocol.bounds import BoundedTopic, TopicBacklog
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.stats import GroupStats, TopicStats
 from raymq.common.protocol.store import DeletedRange, FetchRequest, StoreStatistics
@@ -42,6 +45,13 @@ READ_TIMEOUT_S: Final = 20.0
 DAMAGED_MAX: Final = 8
 """Maximum number of consecutive damaged messages that are skipped while searching for a message with a readable store
 time."""
+BOUNDS_INTERVAL_S: Final = 0.5
+"""Interval in seconds at which the backlogs of bounded topics are measured."""
+FULL_INTERVAL_S: Final = 0.1
+"""The interval while producers wait for room in a topic."""
+UNBOUNDED_INTERVAL_S: Final = 5.0
+"""Interval in seconds at which a broker without bounded topics tells its store so. A store that was opened again may
+have read from its files that a topic has a limit, although the limit was removed just before."""
 _FIRST: Final = np.zeros(1, np.int64)
 
 logger = logging.getLogger(__name__)
@@ -250,3 +260,78 @@ class BrokerMonitor:
                 break
             offset = result.next_offset
         return None
+
+
+class BacklogWatch:
+    """Measures the backlogs of a broker group's bounded topics, and sends their limits to the store. One thread calls
+    `measure_backlogs`, at `interval_s`; any thread may call the other methods.
+
+    All of it is computed from the topics' attributes and the committed offsets. If the broker fails, the store keeps
+    the last limits: producers may use the room that was left, and no more.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        log: StateLog,
+        storage: Callable[[], StorageClient],
+        change: Callable[[Callable[[BrokerState], Change | None]], object],
+    ) -> None:
+        self._broker_name, self._log, self._storage, self._change = broker_name, log, storage, change
+        self._backlogs: dict[str, tuple[BoundedTopic, TopicBacklog]] = {}
+        self._skipped: dict[tuple[str, str], int] = {}
+        self._told_s = -UNBOUNDED_INTERVAL_S
+
+    @property
+    def interval_s(self) -> float:
+        """The time in seconds between two measurements."""
+        is_full = any(backlog.waiting for _, backlog in list(self._backlogs.values()))
+        return FULL_INTERVAL_S if is_full else BOUNDS_INTERVAL_S
+
+    def measure_backlogs(self) -> None:
+        """Measure the backlogs, send the limits to the store, and let groups skip messages if a topic's policy is drop.
+        Raises RaymqError if the store does not answer."""
+        state = self._log.ready()
+        bounds = bounded_topics(state, self._broker_name)
+        if not bounds and not self._backlogs and time.monotonic() < self._told_s + UNBOUNDED_INTERVAL_S:
+            return
+        backlogs: list[TopicBacklog] = self._storage().control("limit_topics", bounds, timeout_s=READ_TIMEOUT_S)
+        self._told_s = time.monotonic()
+        self._backlogs = {bound.topic: (bound, backlog) for bound, backlog in zip(bounds, backlogs, strict=True)}
+        for bound, backlog in list(self._backlogs.values()):
+            kept = kept_messages(bound, backlog)
+            if kept is not None:
+                for group in bound.committed:
+                    self._skip(group, backlog, kept)
+
+    def _skip(self, group: str, backlog: TopicBacklog, kept: int) -> None:
+        skipped = 0
+
+        def decide(state: BrokerState) -> Change | None:
+            nonlocal skipped
+            change, skipped = decide_skip(state, group, backlog.topic, backlog.bounds, kept)
+            return change
+
+        self._change(decide)
+        if skipped:
+            key = (group, backlog.topic)
+            self._skipped[key] = self._skipped.get(key, 0) + skipped
+            logger.warning(
+                "topic %s is full: group %s skips its %d oldest messages (backlog.policy is drop). The messages are "
+                "still stored: `raymq group reset-offset` reads them again",
+                *(backlog.topic, group, skipped),
+            )
+
+    def backlogs(self) -> list[tuple[BoundedTopic, TopicBacklog]]:
+        """Return the bounds of the bounded topics with the backlogs that were measured last."""
+        return list(self._backlogs.values())
+
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """Return the number of messages that each group skipped in each topic since this broker was started, by group
+        and topic."""
+        return dict(self._skipped)
+
+    def forget(self, topic: str | None = None, group: str | None = None) -> None:
+        """Drop the figures of a deleted topic or group."""
+        for key in [key for key in list(self._skipped) if group == key[0] or topic == key[1]]:
+            self._skipped.pop(key, None)

@@ -26,6 +26,7 @@ from actors.core.access.meter import Consumption, weigh_results
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
 from actors.core.replica.pending_appends import EndedAppend, PendingAppends
+from actors.core.replica.topic_bounds import TopicBounds
 from actors.replica.sole_replica import SoleReplica
 from actors.request_pool import RequestKind, RequestPool
 from raymq.common.config.store import StoreOptions
@@ -387,6 +388,7 @@ class DataPlane:
         deleted: DeletedTopics,
         limit: AppendLimit,
         methods: Mapping[str, Callable[..., Any]],
+        bounds: TopicBounds | None = None,
         frame_max_bytes: int = FRAME_MAX_BYTES,
         queues: StoreOptions = DEFAULT_QUEUES,
         host: str = "",
@@ -396,7 +398,8 @@ class DataPlane:
         guard: Guard | None = None,
         meter: Consumption | None = None,
     ) -> None:
-        """`methods`: the methods that clients may call by name. `more` creates the handlers of further kinds of frames.
+        """`methods`: the methods that clients may call by name. `bounds`: the bounded topics, by
+        default none. `more` creates the handlers of further kinds of frames.
 
         `queues`: how many fetches and calls may wait for a thread, and how long. With `host`, an IP address of this
         node, clients on other nodes are served, too. With `users` and `guard`, every lane belongs to a user, and each
@@ -404,6 +407,7 @@ class DataPlane:
         """
         self.source = source
         self._deleted, self._limit, self._guard, self._meter = deleted, limit, guard, meter
+        self._bounds = bounds or TopicBounds(lambda: (), lambda batch: False)
         self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
         """The number of started appends that are not answered yet."""
@@ -488,7 +492,8 @@ class DataPlane:
 
         def start() -> StartedAppend:
             self._deleted.check(batches)
-            return self.source.start_append(batches)
+            source = self.source
+            return self._bounds.append(batches, source.epoch, time.monotonic(), lambda: source.start_append(batches))
 
         def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
             # check a second time if the topic was deleted: if it was deleted during the append, no consumer will see

@@ -164,6 +164,10 @@ class GroupReplica(SoleReplica):
             return ReadRouting(False)
         return ReadRouting(False, [str(StorageName(self._broker_name, master))])
 
+    @property
+    def epoch(self) -> int:
+        return self._role.epoch
+
     def require_master(self) -> None:
         with self._changed:
             if self._role.role is not ReplicaRole.MASTER:

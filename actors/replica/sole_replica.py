@@ -64,6 +64,11 @@ class SoleReplica:
         replica."""
         return self._store
 
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that this replica has; 0 in a group of one replica."""
+        return 0
+
     def require_master(self) -> None:
         """Raise NotMasterError unless this replica is the master. A master with an expired lease counts as the
         master."""

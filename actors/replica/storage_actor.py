@@ -32,6 +32,7 @@ from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics, topics_of_state
 from actors.core.replica.orders import MASTER_LEASE_S, Following, Order, ReplicaState
 from actors.core.replica.rules import ReplicaRules
+from actors.core.replica.topic_bounds import TopicBounds
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
 from actors.replica.data_plane import DataPlane
@@ -48,6 +49,7 @@ from raymq.common.config.store import StoreSettings
 from raymq.common.config.values import SettingValue
 from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.common.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
+from raymq.common.protocol.bounds import BoundedTopic, TopicBacklog
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import (
     AppendResult,
@@ -75,7 +77,7 @@ from raymq.remoting.storage_client import StorageDescription
 from storage.files.config_files import ConfigFiles
 from storage.files.lock import stores_below
 from storage.message_store import MessageStore
-from storage.queue.topic_attributes import TOPICS_FILE
+from storage.queue.topic_attributes import TOPICS_FILE, parse_attributes
 from storage.replication.epochs import EpochHistory, ReplicaMembers, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
@@ -128,6 +130,7 @@ class Storage:
         self._open_again_s = 0.0
         self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
         self._metrics: MetricsThread | None = None
+        self._bounds = TopicBounds(self._bounded_topics, self._has_stored, lambda: self._open().require_master())
         self._deleted: DeletedTopics  # the deleted topics, read from the store's directory when the store opens
         try:
             self._open()
@@ -198,6 +201,7 @@ class Storage:
                 "query_by_unique_ids": self._query_by_unique_ids,
                 "report_damage": self._report_damage,
             },
+            bounds=self._bounds,
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
             queues=self._settings,
             more=self._log_handlers,
@@ -288,11 +292,38 @@ class Storage:
         replica = self._open()
         with self._append_limit.enter():
             self._deleted.check(batches)
-            results = replica.append(batches)
+            results = self._bounds.append(batches, replica.epoch, time.monotonic(), lambda: replica.append(batches))
             # Check the topics a second time, because a topic may have been deleted during the append. Consumers will
             # never see the messages of a deleted topic.
             self._deleted.check(batches)
             return results
+
+    @ray.method(concurrency_group="control")
+    def limit_topics(self, bounds: Sequence[BoundedTopic]) -> list[TopicBacklog]:
+        """Measure the backlogs of all bounded topics, and accept messages for them up to their limits from now on
+        (TopicBounds.change). Topics that are not among `bounds` have no limit.
+
+        The broker calls this method about twice a second. Safe to repeat, also with older offsets: a limit is then
+        reached earlier, never exceeded. Raises NotMasterError unless this replica is the master.
+        """
+        store, epoch = self._master_store(), self._open().epoch
+        counters = self._bounds.counters(epoch)
+        backlogs = store.queues.backlogs(bounds)
+        return self._bounds.change(bounds, backlogs, counters, epoch, time.monotonic())
+
+    def _bounded_topics(self) -> list[str]:
+        """Return the topics that have a bound according to config/topics.json, which may be some seconds old."""
+        attributes = parse_attributes(self._read_config_file(TOPICS_FILE))
+        return [topic for topic, values in attributes.items() if values.bound is not None]
+
+    def _has_stored(self, batch: EncodedBatch) -> bool:
+        """Return True if the store has all messages of a batch, which a producer then sends for the second time."""
+        producer = batch.producer
+        if producer is None:
+            return False
+        queue = (batch.topic, batch.queue_id)
+        [following] = self._open().store.queues.next_sequences(producer.producer_id, producer.epoch, [queue])
+        return following >= producer.first_sequence + len(batch)
 
     @ray.method(concurrency_group="control")
     def check_transactions(self, groups: Sequence[str], start_ms: int) -> CheckRound:

@@ -20,6 +20,7 @@
     ├── UserNotExistError             3001
     ├── PolicyNotExistError           3002
     ├── SystemBusyError                  2    retryable: a bounded buffer is full
+    │   └── TopicFullError               2    retryable: a bounded topic is full
     ├── ServiceNotAvailableError        14    retryable: the server exists but cannot serve now
     │   ├── NotMasterError              14    retryable: another replica is master now
     │   └── InSyncReplicasError          1    retryable: too few replicas have everything
@@ -345,6 +346,38 @@ class SystemBusyError(RaymqError):
 
     def __str__(self) -> str:
         return str(self.text)
+
+
+class TopicFullError(SystemBusyError):
+    """A bounded topic has reached the limit of its backlog. Nothing was stored.
+
+    `topic`: the topic. `group`: the consumer group with the largest backlog; empty if all stored messages count.
+    `limit`: the limit in this broker group, as text. `waits`: True if a producer waits for room (policy block).
+    `most`: the number of messages that a producer should send at once, so that they fit soon. `retry_after_s`: the time
+    in seconds after which a producer should try again. `waited_s`: how long the producer has waited; 0 if it has not.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        limit: str,
+        waits: bool,
+        most: int,
+        retry_after_s: float | None = None,
+        waited_s: float = 0.0,
+    ) -> None:
+        RaymqError.__init__(self, topic, group, limit, waits, most, retry_after_s, waited_s)
+        self.topic, self.group, self.limit, self.waits, self.most = topic, group, limit, waits, most
+        self.retry_after_s, self.waited_s = retry_after_s, waited_s
+
+    def __str__(self) -> str:
+        cause = f"group {self.group!r} has not consumed" if self.group else "the topic stores"
+        waited = f" for {self.waited_s:g} s" if self.waited_s else ""
+        return (
+            f"topic {self.topic!r} is full{waited}: {cause} {self.limit}, which is the limit; nothing was stored. "
+            f"Start more consumers, or raise the limit: `raymq topic update {shlex.quote(self.topic)} --max-backlog …`"
+        )
 
 
 class ReceiptExpiredError(RaymqError):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from raymq.common.protocol.bounds import BoundedTopic, TopicBacklog
 from raymq.common.protocol.store import Boundary, QueueBounds, QueuePosition, QueueSpan
 from raymq.records.logfiles.span_bytes import span_bytes
 from storage.parts import StoreParts
@@ -51,6 +52,33 @@ class QueueQueries:
             found = [get(topic, queue_id) for queue_id in range(queues)]
             bounds.append([(0, 0) if q is None else (q.first_readable_offset, q.visible_offset) for q in found])
         return bounds
+
+    def backlogs(self, bounds: Sequence[BoundedTopic]) -> list[TopicBacklog]:
+        """Measure the backlogs of bounded topics, each for the group with the largest backlog, in messages and bytes.
+
+        Messages that are written and not yet visible count, because they take room. The bytes of a long backlog are
+        estimated from samples (span_bytes); without a limit in bytes they are not computed, and are 0.
+        """
+        self._check()
+        return [self._backlog(bound) for bound in bounds]
+
+    def _backlog(self, bound: BoundedTopic) -> TopicBacklog:
+        get = self._queues.get
+        queues = [get(bound.topic, queue_id) for queue_id in range(bound.queues)]
+        firsts = [0 if queue is None else queue.first_readable_offset for queue in queues]
+        ends = [0 if queue is None else queue.next_offset for queue in queues]
+        visible = [0 if queue is None else queue.visible_offset for queue in queues]
+        largest = ("", 0, 0)
+        for group, committed in (bound.committed or {"": {}}).items():
+            starts = [max(committed.get(queue_id, 0), first) for queue_id, first in enumerate(firsts)]
+            messages = sum(max(end - start, 0) for start, end in zip(starts, ends, strict=True))
+            size = 0
+            if bound.max_bytes is not None:
+                for queue_id, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                    if start < end:
+                        size += sum(span_bytes(self._parts.reader, bound.topic, queue_id, start, end))
+            largest = max(largest, (group, messages, size), key=lambda one: (one[1], one[2]))
+        return TopicBacklog(bound.topic, *largest, list(zip(firsts, visible, strict=True)))
 
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
         """Return the store time, in ms since 1970, of the message at each queue position.

@@ -45,7 +45,7 @@ class DeletedTopics:
         deleted topic."""
         if self._names:
             for batch in batches:
-                for topic in _real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
+                for topic in real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
                     self.require(topic)
 
     def require(self, topic: str) -> None:
@@ -92,7 +92,7 @@ def topics_of_state(text: str) -> tuple[frozenset[str], int]:
     return frozenset(snapshot.get("topicConfigTable", ())), int(snapshot.get("queueOffset", 0))
 
 
-def _real_topics(batch: EncodedBatch) -> list[str]:
+def real_topics(batch: EncodedBatch) -> list[str]:
     """Return the topics to which a batch of delayed messages will be delivered. Damaged records are ignored: the store
     rejects them later."""
     ends = [0, *np.cumsum(batch.sizes).tolist()]

@@ -29,15 +29,16 @@ from raymq.common.namespaces import NAMESPACE_SEPARATOR, Namespace
 
 NAME_PARAMETERS: Final = frozenset(
     "topic topics group groups queue queues source target to_topic to_group pattern config configs positions message"
-    " letters metadata".split()
+    " letters metadata backlog_groups".split()
 )
 """Parameters of Admin's calls whose values are names of topics or groups, or contain such names."""
 OTHER_PARAMETERS: Final = frozenset(
-    """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy contains count
-    cursor damage dead_letters decision directory dry_run enabled end_ms ids internal is_super key least limit
-    max_messages max_scanned member message_id message_type max_ms name namespace newest_first offset on_progress
-    parts perm progress queue_type rate replace replayed reserve_time_s resource secret settings sources stacks tags
-    timeout_s timestamp_ms to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
+    """actions after backlog_policy begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy
+    contains count cursor damage dead_letters decision directory dry_run enabled end_ms ids internal is_super key
+    least limit max_backlog max_backlog_bytes max_messages max_ms max_scanned member message_id message_type name
+    namespace newest_first offset on_progress parts perm progress queue_type rate replace replayed reserve_time_s
+    resource secret settings sources stacks tags timeout_s timestamp_ms to trace_topic user value wait_s
+    whole_bodies with_pairs writable""".split()
 )
 """Parameters of Admin's calls whose values are not names of topics or groups, and contain no such names."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())

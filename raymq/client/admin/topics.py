@@ -30,6 +30,7 @@ from raymq.common.protocol.attributes import (
     TopicMessageType,
     attribute_changes,
 )
+from raymq.common.protocol.bounds import MAX_BACKLOG, MAX_BACKLOG_BYTES, BacklogPolicy
 from raymq.common.protocol.route import (
     QUEUE_NUMS_MAX,
     NewTopic,
@@ -77,7 +78,7 @@ class TopicAdmin(AdminBase):
         self._known_brokers: tuple[list[str], float] = ([], 0.0)
         """Cached names of the broker groups, and the monotonic time until which they are valid."""
 
-    @bounded(reserve_time_s=RESERVE_TIME_RANGE)
+    @bounded(reserve_time_s=RESERVE_TIME_RANGE, max_backlog=MAX_BACKLOG, max_backlog_bytes=MAX_BACKLOG_BYTES)
     def create_topic(
         self,
         topic: str,
@@ -87,6 +88,10 @@ class TopicAdmin(AdminBase):
         reserve_time_s: float | None = None,
         queue_type: QueueType | str | None = None,
         cleanup_policy: CleanupPolicy | str | None = None,
+        max_backlog: int | None = None,
+        max_backlog_bytes: int | None = None,
+        backlog_policy: BacklogPolicy | str | None = None,
+        backlog_groups: Sequence[str] | None = None,
         brokers: Sequence[str] | None = None,
     ) -> None:
         """Create a topic with `queues` queues in all, spread evenly over all broker groups, or over the broker groups
@@ -98,12 +103,25 @@ class TopicAdmin(AdminBase):
         inner batch, and compressed as a whole. `cleanup_policy` COMPACTION: only the newest message of each key is
         kept, and each message needs a key. The policy cannot be changed later.
 
+        `max_backlog`, `max_backlog_bytes`: the limits of the topic's backlog, in messages and in bytes of records, by
+        default none. The backlog is what the slowest of `backlog_groups` has not committed, or without groups all
+        stored messages. `backlog_policy`: what happens at a limit (BacklogPolicy), by default "block": producers wait.
+
         When the call returns, every client can use the topic. An existing topic with the same settings is not changed.
         Raises IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value is invalid or a broker
         group is unknown. Raises TopicExistsError if the topic exists with another number of queues, other attributes,
         or on a broker group that `brokers` does not name.
         """
-        changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
+        changes = attribute_changes(
+            message_type,
+            cleanup_policy,
+            reserve_time_s,
+            queue_type,
+            max_backlog=max_backlog,
+            max_backlog_bytes=max_backlog_bytes,
+            backlog_policy=backlog_policy,
+            backlog_groups=backlog_groups,
+        )
         chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
         self._create({topic: queues}, changes, chosen)
 
@@ -180,7 +198,7 @@ class TopicAdmin(AdminBase):
                 continue
         self._routes.invalidate(topic)
 
-    @bounded(reserve_time_s=RESERVE_TIME_RANGE)
+    @bounded(reserve_time_s=RESERVE_TIME_RANGE, max_backlog=MAX_BACKLOG, max_backlog_bytes=MAX_BACKLOG_BYTES)
     def update_topic(
         self,
         topic: str,
@@ -189,13 +207,20 @@ class TopicAdmin(AdminBase):
         perm: int | None = None,
         message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
+        max_backlog: int | None = None,
+        max_backlog_bytes: int | None = None,
+        backlog_policy: BacklogPolicy | str | None = None,
+        backlog_groups: Sequence[str] | None = None,
     ) -> None:
         """Change properties of a topic.
 
         `queues`: the number of queues over all broker groups, which cannot decrease. `perm`: the permission (4 to read
         plus 2 to write). `message_type`: the type of the topic's messages; existing messages are not checked.
         `reserve_time_s`: the time for which messages are kept (0: the store's time); a longer time does not restore
-        deleted messages. When the call returns, every client that reads the topic's route gets the change; other
+        deleted messages. `max_backlog`, `max_backlog_bytes`, `backlog_policy`, `backlog_groups`: the topic's bound, as
+        in `create_topic`; a limit of 0 removes the limit, and an empty list of groups lets all stored messages count.
+        The brokers apply a bound within a second. When the call returns, every client that reads the topic's route gets
+        the change; other
         clients get it within half a minute.
 
         With more queues, sharding keys map to other queues. If the order of a key's messages matters, let consumers
@@ -213,7 +238,15 @@ class TopicAdmin(AdminBase):
             grown = grow_queues(known, whole_number("queues", queues, 1, QUEUE_NUMS_MAX * len(known)))
         if perm is not None:
             check_perm(perm)
-        changes = attribute_changes(message_type, None, reserve_time_s)
+        changes = attribute_changes(
+            message_type,
+            None,
+            reserve_time_s,
+            max_backlog=max_backlog,
+            max_backlog_bytes=max_backlog_bytes,
+            backlog_policy=backlog_policy,
+            backlog_groups=backlog_groups,
+        )
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, grown.get(broker_name), perm, None, "", changes)
         for broker_name in grown.keys() - counts.keys():

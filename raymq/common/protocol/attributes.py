@@ -1,4 +1,4 @@
-"""A topic's attributes: the types of its messages and queues, the retention time, and the cleanup policy.
+"""A topic's attributes: the types of its messages and queues, the retention time, the cleanup policy, and the bound.
 
 Names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`).
 Attributes are stored and sent as RocketMQ's mapping of text to text. An attribute that is not set has no key.
@@ -7,13 +7,14 @@ Attributes that this version of raymq does not support are stored and sent uncha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self, TypeVar
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import NumberRange, number_in
+from raymq.common.protocol.bounds import BOUND_ATTRIBUTES, BOUND_LIMITS, BacklogBound, bound_changes
 
 MESSAGE_TYPE: Final = "message.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -69,23 +70,25 @@ class QueueType(StrEnum):
 @dataclass(frozen=True, slots=True)
 class TopicAttributes:
     """A topic's attributes as typed values. `reserve_time_ms`: the retention time in ms; None if the store's settings
-    define it."""
+    define it. `bound`: the limit of the topic's backlog; None for a topic without a limit."""
 
     message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
     cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
     reserve_time_ms: int | None = None
     queue_type: QueueType = QueueType.SIMPLE
+    bound: BacklogBound | None = None
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
         """Parse a mapping of attributes. Raises InvalidArgumentError if a value is invalid. A compaction topic keeps
         the newest message of each key forever. So the method also raises InvalidArgumentError if a compaction topic has
-        inner batches or a retention time."""
+        inner batches, a retention time, or a limit of its backlog."""
         values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
             _reserve_time_ms(attributes.get(RESERVE_TIME) or "-1"),
             _member(QueueType, QUEUE_TYPE, attributes.get(QUEUE_TYPE) or "SimpleCQ"),
+            BacklogBound.parse(attributes),
         )
         if values.is_compacted and values.reserve_time_ms is not None:
             raise InvalidArgumentError(
@@ -96,6 +99,11 @@ class TopicAttributes:
             raise InvalidArgumentError(
                 f"a topic with the {CLEANUP_POLICY} COMPACTION keeps each message by its key, so it cannot have "
                 f"the {QUEUE_TYPE} BatchCQ, whose records contain many messages: leave one out"
+            )
+        if values.is_compacted and values.bound is not None:
+            raise InvalidArgumentError(
+                f"a topic with the {CLEANUP_POLICY} COMPACTION keeps the newest message of each key, so its backlog "
+                "cannot have a limit: leave one out"
             )
         return values
 
@@ -108,7 +116,8 @@ class TopicAttributes:
             RESERVE_TIME: "" if self.reserve_time_ms is None else str(self.reserve_time_ms),
             QUEUE_TYPE: "" if self.queue_type is QueueType.SIMPLE else str(self.queue_type),
         }
-        return {name: text for name, text in texts.items() if text}
+        bound = {} if self.bound is None else self.bound.mapping()
+        return {name: text for name, text in texts.items() if text} | bound
 
     @property
     def is_compacted(self) -> bool:
@@ -147,11 +156,16 @@ def attribute_changes(
     cleanup_policy: CleanupPolicy | str | None = None,
     reserve_time_s: float | None = None,
     queue_type: QueueType | str | None = None,
+    *,
+    max_backlog: int | None = None,
+    max_backlog_bytes: int | None = None,
+    backlog_policy: str | None = None,
+    backlog_groups: Sequence[str] | None = None,
 ) -> dict[str, str]:
     """Return the attribute changes that the arguments request. None requests no change; an empty value removes the
     attribute. Types may be written in upper or lower case (a queue type is "batch" or RocketMQ's "BatchCQ"). A
-    `reserve_time_s` of 0 means the store's default retention time. Raises InvalidArgumentError if a value is not
-    allowed.
+    `reserve_time_s` of 0 means the store's default retention time. The last four arguments are the topic's bound
+    (raymq.common.protocol.bounds.bound_changes). Raises InvalidArgumentError if a value is not allowed.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}
@@ -172,13 +186,18 @@ def attribute_changes(
             raise InvalidArgumentError(f"{queue_type!r} is not a {QUEUE_TYPE}: write simple or batch")
         member = named[str(queue_type).lower()]
         changes[QUEUE_TYPE] = "" if member is QueueType.SIMPLE else str(member)
-    return changes
+    groups = (backlog_groups,) if isinstance(backlog_groups, str) else backlog_groups
+    groups = None if groups is None else tuple(groups)
+    return changes | bound_changes(max_backlog, max_backlog_bytes, backlog_policy, groups)
 
 
 def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return a topic's attributes after `changes`. Raises InvalidArgumentError if a value is invalid, or if the changes
+    """Return a topic's attributes after `changes`. Changes that remove the last limit of a topic's backlog remove its
+    policy and its groups, too. Raises InvalidArgumentError if a value is invalid, or if the changes
     include another cleanup policy: messages that one policy deleted cannot be restored."""
     merged = {name: text for name, text in {**known, **changes}.items() if text}
+    if not any(limit in merged for limit in BOUND_LIMITS) and any(limit in known for limit in BOUND_LIMITS):
+        merged = {name: text for name, text in merged.items() if name not in BOUND_ATTRIBUTES}
     values = TopicAttributes.parse(merged)
     if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:
         raise InvalidArgumentError(

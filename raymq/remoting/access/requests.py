@@ -316,8 +316,8 @@ _SERVERS: Final[Mapping[str, str]] = {
     "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
     "Storage": "damage damaged_bytes report_log"
     " agree_on_topics align append_log change_settings check_transactions clean close delayed delete_topic"
-    " deleted_young following history light_queues log_holes log_part mend_log note_lacking obey open_topics"
-    " read_config read_log record_at statistics status transactions verification verify write_config",
+    " deleted_young following history light_queues limit_topics log_holes log_part mend_log note_lacking obey"
+    " open_topics read_config read_log record_at statistics status transactions verification verify write_config",
     "NameServer": "add_write_perm broker_heartbeat change_topics get_kv list_kv put_kv register_broker"
     " unregister_broker wipe_write_perm",
     "Rebalance": "close status",

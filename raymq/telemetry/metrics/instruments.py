@@ -127,6 +127,12 @@ _broker(_C, "send_to_dlq_messages", "consumer_group topic", "messages",
     "New dead letters. Messages that failed in all attempts.", "=")
 _broker(_C, "send_back_messages", "consumer_group topic", "messages",
     "Messages sent back. The broker delivers them again.")
+_broker(_G, "backlog_waiting_producers", "topic", "producers",
+    "Producers that wait for room. The bounded topic is at the limit of its backlog.")
+_broker(_C, "refused_messages", "topic", "messages",
+    "Messages refused by full topics. Each attempt of a waiting producer counts.")
+_broker(_C, "skipped_messages", "consumer_group topic", "messages",
+    "Messages skipped by groups. A full topic with the policy drop moved the groups' offsets.")
 _broker(_G, "dead_letters", "consumer_group", "messages", "Dead letters that were not replayed.")
 _broker(_G, "producer_connections", "language version", "clients",
     "Connected producers. Each producer sends heartbeats to every broker: take the maximum over brokers.", "=")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from raymq.common.delay import parse_duration_ms
 from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
+from raymq.common.protocol.bounds import (
+    MAX_BACKLOG,
+    MAX_BACKLOG_BYTES,
+    BACKLOG_MAX_BYTES,
+    BACKLOG_MAX_MESSAGES,
+    BacklogPolicy,
+)
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import forget_name, remember_all_names, remember_name
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 
-_SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME, CLEANUP_POLICY)
+_SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME, CLEANUP_POLICY, BACKLOG_MAX_MESSAGES, BACKLOG_MAX_BYTES)
 """The topic attributes that `raymq topic list` shows."""
 
 type_option = click.option(
@@ -52,6 +59,33 @@ retention_option = click.option(
 )
 
 
+def bound_options(function: Any) -> Any:
+    """Add the options for a topic's bound. The command's function gets them as `max_backlog`, `max_backlog_bytes`,
+    `backlog_policy` and `backlog_groups`."""
+    options = [
+        number_option("--max-backlog", MAX_BACKLOG, "Limit of unconsumed messages in the topic; 0 for no limit."),
+        number_option("--max-backlog-bytes", MAX_BACKLOG_BYTES, "The same limit in bytes of records; 0 for no limit."),
+        click.option(
+            "--backlog-policy",
+            type=click.Choice([str(one) for one in BacklogPolicy], case_sensitive=False),
+            help="At the limit: producers wait (block, the default), sends fail (refuse), or groups skip their oldest "
+            "messages (drop).",
+        ),
+        click.option(
+            "--backlog-groups",
+            metavar="GROUP,GROUP",
+            help="The consumer groups whose backlogs count. Without groups all stored messages count.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _groups(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
 @cli.group()
 def topic() -> None:
     """Create, list, describe, change and delete topics."""
@@ -70,6 +104,7 @@ def topic() -> None:
 @click.option(
     "--cleanup", type=click.Choice(["delete", "compaction"]), help="compaction: keep the newest message of each key."
 )
+@bound_options
 @click.option(
     "--brokers", help="Create queues only on these broker groups, such as broker-a,broker-b. Default: on all."
 )
@@ -81,6 +116,10 @@ def topic_create(
     queue_type: str | None,
     retention: str | None,
     cleanup: str | None,
+    max_backlog: int | None,
+    max_backlog_bytes: int | None,
+    backlog_policy: str | None,
+    backlog_groups: str | None,
     brokers: str | None,
 ) -> CommandResult:
     """Create a topic. Example: raymq topic create orders --queues 8 --type fifo --retention 12h"""
@@ -89,6 +128,10 @@ def topic_create(
         queue_type=queue_type,
         reserve_time_s=_seconds(retention),
         cleanup_policy=cleanup,
+        max_backlog=max_backlog,
+        max_backlog_bytes=max_backlog_bytes,
+        backlog_policy=backlog_policy,
+        backlog_groups=_groups(backlog_groups),
         brokers=None if brokers is None else [name.strip() for name in brokers.split(",") if name.strip()],
     )
     admin.create_topic(topic_name, queues, **options)
@@ -132,6 +175,7 @@ def topic_describe(admin: Admin, topic_name: str) -> CommandResult:
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="Allow reads (R), writes (W) or both.")
 @type_option
 @retention_option
+@bound_options
 def topic_update(
     admin: Admin,
     topic_name: str,
@@ -139,14 +183,29 @@ def topic_update(
     perm: str | None,
     message_type: str | None,
     retention: str | None,
+    max_backlog: int | None,
+    max_backlog_bytes: int | None,
+    backlog_policy: str | None,
+    backlog_groups: str | None,
 ) -> CommandResult:
     """Add queues to a topic, or change what it accepts. Example: raymq topic update orders --queues 16 --type fifo"""
-    given = {"queues": queues, "perm": perm, "type": message_type, "retention": retention}
+    bound = {
+        "max_backlog": max_backlog,
+        "max_backlog_bytes": max_backlog_bytes,
+        "backlog_policy": backlog_policy,
+        "backlog_groups": backlog_groups,
+    }
+    given = {"queues": queues, "perm": perm, "type": message_type, "retention": retention, **bound}
     changed = given_options(**given)
     if not changed:
-        raise click.UsageError("nothing to change: pass at least one of --queues, --perm, --type and --retention")
+        raise click.UsageError(
+            "nothing to change: pass at least one of --queues, --perm, --type, --retention and --max-backlog"
+        )
     bits = None if perm is None else sum(_PERMISSIONS[letter] for letter in perm)
-    options = given_options(queues=queues, perm=bits, message_type=message_type, reserve_time_s=_seconds(retention))
+    bound["backlog_groups"] = _groups(backlog_groups)
+    options = given_options(
+        queues=queues, perm=bits, message_type=message_type, reserve_time_s=_seconds(retention), **bound
+    )
     admin.update_topic(topic_name, **options)
     text = ", ".join(f"{key} {value}" for key, value in changed.items())
     return CommandResult({"topic": topic_name, **given}, f"topic {topic_name} has {text} now")

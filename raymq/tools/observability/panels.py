@@ -197,6 +197,15 @@ ROWS: Final = (
         ),
     ),
     Row(
+        "Bounded topics",
+        (
+            _panel(_of("raymq_backlog_waiting_producers", "topic", how=total)),
+            _panel(_of("raymq_refused_messages", "topic")),
+            _panel(_of("raymq_skipped_messages", *_GROUP_AND_TOPIC)),
+        ),
+        collapsed=True,
+    ),
+    Row(
         "Delayed messages",
         (
             _panel(_of("raymq_timing_messages", "topic", how=total)),

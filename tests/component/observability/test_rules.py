@@ -101,6 +101,16 @@ HISTORIES = [
         {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "_x55 1x5"},
         {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "1x60"},
     ),
+    History(
+        "RaymqTopicFull",
+        gauge("backlog_waiting_producers", 'topic="t"', "2x60"),
+        gauge("backlog_waiting_producers", 'topic="t"', "0x55 2x5"),
+    ),
+    History(
+        "RaymqMessagesSkipped",
+        {f'ray_raymq_skipped_messages_total{{{GROUP},topic="t"}}': "_x55 9x5"},
+        {f'ray_raymq_skipped_messages_total{{{GROUP},topic="t"}}': "9x60"},
+    ),
     History("RaymqSendSlow", sends("0+98x60", "0+100x60"), sends("0+995x60", "0+1000x60")),
     History(
         "RaymqDiskFull",
@@ -144,7 +154,7 @@ HISTORIES = [
 
 
 def test_promtool_takes_the_rules() -> None:
-    assert "16 rules found" in check_with_promtool("check", "rules", str(RULES))
+    assert "18 rules found" in check_with_promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_has_a_history() -> None:

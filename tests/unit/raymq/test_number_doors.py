@@ -260,6 +260,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # The allowed numbers of queues depend on the number of broker groups. Another test of this module checks them.
     ("Admin.create_topic", "queues"): SIGNED,
     ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
+    ("Admin.create_topic", "max_backlog"): NumberRange(1, 1 << 40, otherwise=0),
+    ("Admin.create_topic", "max_backlog_bytes"): NumberRange(4096, 1 << 50, otherwise=0),
     # the limits of the number of queues depend on the number of broker groups
     ("Admin.create_topics", "topics"): SIGNED,
     # the allowed numbers of queues are not fixed: they depend on the number of broker groups
@@ -267,6 +269,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # `perm` has no range here: if a number stands for no permission, NoPermissionError is raised, as in RocketMQ.
     ("Admin.update_topic", "perm"): SIGNED,
     ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
+    ("Admin.update_topic", "max_backlog"): NumberRange(1, 1 << 40, otherwise=0),
+    ("Admin.update_topic", "max_backlog_bytes"): NumberRange(4096, 1 << 50, otherwise=0),
     ("Admin.delayed", "begin_ms"): MOMENT_MS,
     ("Admin.delayed", "end_ms"): MOMENT_MS,
     ("Admin.delayed", "limit"): NumberRange(1, 1000),

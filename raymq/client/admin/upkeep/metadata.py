@@ -26,6 +26,7 @@ from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqE
 from raymq.common.message import MessageQueue
 from raymq.common.names import is_internal_topic, is_system_group
 from raymq.common.protocol.attributes import CLEANUP_POLICY, QUEUE_TYPE, RESERVE_TIME, TopicAttributes
+from raymq.common.protocol.bounds import bound_arguments
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import (
     PERM_ALL,
@@ -259,6 +260,8 @@ class MetadataAdmin(GroupAdmin):
             changes["message_type"] = attributes.message_type
         if known.attributes.get(RESERVE_TIME, "") != topic.attributes.get(RESERVE_TIME, ""):
             changes["reserve_time_s"] = (attributes.reserve_time_ms or 0) / 1000
+        if TopicAttributes.parse(known.attributes).bound != attributes.bound:
+            changes |= bound_arguments(attributes.bound)
         ordered = order_config != known.order_config and same_brokers
         if not dry_run:
             if changes:

@@ -38,6 +38,7 @@ from raymq.common.errors import (
     StoreLockedError,
     StoreNotWritableError,
     SystemBusyError,
+    TopicFullError,
     TopicNotExistError,
 )
 
@@ -78,6 +79,9 @@ def another_broker_helps(error: RaymqError) -> bool:
 def given_up(error: RaymqError, timeout_s: float) -> RaymqError:
     """Return the error to report for a message whose timeout of `timeout_s` seconds has ended, and that is certainly
     not stored. `error`: the error of the last attempt."""
+    if isinstance(error, TopicFullError):
+        known = (error.topic, error.group, error.limit, error.waits, error.most, error.retry_after_s)
+        return TopicFullError(*known, float(timeout_s))
     kind = SystemBusyError if isinstance(error, SystemBusyError) else ServiceNotAvailableError
     return kind(
         f"the message was not sent within {timeout_s:g} s and is not stored (last failure: {error}); see `raymq status`"

@@ -23,6 +23,7 @@ from raymq.client.producer.observers import SendWatch
 from raymq.client.producer.queue_selector import Destination
 from raymq.client.producer.results import Acknowledged, BeforeEnd, DueTimes, Outcome
 from raymq.common.delay import TIMER_TOPIC
+from raymq.common.errors import RaymqError
 from raymq.common.message import Message, MessageQueue
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch, LoneRecord
@@ -105,7 +106,9 @@ class QueueSends(Struct, eq=False):
 
     `waiting`: waiting batches, oldest first. `busy`: encoded batches of the queue are in flight, or will be sent again.
     `next_sequence`: the first sequence number that was never used. `layout`: the encoder's cache for the queue.
-    `failure`: the first failure of a message whose sequence number came from the caller. After that failure no further
+    `most`: maximum number of messages of a request to this queue; lower after a bounded topic was full, so that the
+    messages fit soon. `full`: the last refusal because the topic was full; None after messages were stored. `failure`:
+    the first failure of a message whose sequence number came from the caller. After that failure no further
     message with such a number is sent to the queue, so that the sequence numbers have no gap.
     """
 
@@ -114,6 +117,8 @@ class QueueSends(Struct, eq=False):
     busy: bool = False
     next_sequence: int = 0
     layout: Any = None
+    most: int = BATCH_MAX_MESSAGES
+    full: RaymqError | None = None
     failure: BaseException | None = None
 
 

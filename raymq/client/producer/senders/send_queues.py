@@ -49,6 +49,9 @@ class SendQueues:
         self._waiting: dict[QueueSends, None] = {}
         """Queues that have waiting batches and are not busy. The next request begins with the first of these
         queues."""
+        self._resting: dict[QueueSends, float] = {}
+        """Queues whose topic was full, with the monotonic time in seconds until which they are left alone. They are not
+        among the waiting queues, so a full topic delays no message for another topic."""
         self._attempts: deque[SendAttempt] = deque()
         """Attempts (requests to the store) that the sender makes before it takes further waiting messages."""
         self._in_flight = 0
@@ -64,7 +67,7 @@ class SendQueues:
     @property
     def idle(self) -> bool:
         """True if no message of the sender waits or is in flight."""
-        return not (self._waiting or self._attempts or self._in_flight)
+        return not (self._waiting or self._resting or self._attempts or self._in_flight)
 
     @property
     def empty(self) -> bool:
@@ -76,6 +79,32 @@ class SendQueues:
         """True if this sender has a request to make: a batch waits in a queue that is not busy, or an attempt (request
         to the store) waits."""
         return bool(self._waiting or self._attempts)
+
+    @property
+    def has_rests(self) -> bool:
+        """True if messages of a queue wait for room in a full topic."""
+        return bool(self._resting)
+
+    def rest(self, sends: QueueSends, until_s: float) -> None:
+        """Leave a queue alone until a time of the monotonic clock, or until one of its messages reaches its
+        deadline."""
+        self._resting[sends] = min([until_s, *(batch.deadline_s for batch in sends.waiting)])
+        self._waiting.pop(sends, None)
+
+    def end_rests(self, now_s: float) -> float | None:
+        """Let queues take part again whose rest is over. Returns the time at which the next rest ends; None if no queue
+        rests."""
+        if not self._resting:
+            return None
+        for sends in [sends for sends, until_s in self._resting.items() if until_s <= now_s]:
+            del self._resting[sends]
+            self._make_ready(sends)
+        return min(self._resting.values(), default=None)
+
+    def _make_ready(self, sends: QueueSends) -> None:
+        """Let the next requests take the waiting messages of a queue, unless the queue is busy or rests."""
+        if sends.waiting and not sends.busy and sends not in self._resting:
+            self._waiting.setdefault(sends)
 
     def may_overtake(self, sends: QueueSends) -> bool:
         """Return True if a caller may send a message to the queue in its own thread: no message of the queue waits or
@@ -99,7 +128,9 @@ class SendQueues:
         if sends.waiting:
             sends.waiting[-1].limit_bytes = SEALED
         sends.waiting.append(batch)
-        if not sends.busy:
+        if sends in self._resting:
+            self._resting[sends] = min(self._resting[sends], batch.deadline_s)
+        elif not sends.busy:
             self._waiting.setdefault(sends)
 
     def begin(self, sends: QueueSends) -> None:
@@ -112,7 +143,7 @@ class SendQueues:
     def begin_single(self, single: SingleSend) -> bool:
         """Mark the queue of a single message as busy. Returns False if any message of the sender waits or is in
         flight."""
-        if self._waiting or self._attempts or self._in_flight:
+        if self._waiting or self._resting or self._attempts or self._in_flight:
             return False
         single.sends.busy = True
         self._in_flight = 1
@@ -131,16 +162,14 @@ class SendQueues:
             # No signal handler can run between the statement that clears `busy` and the statement that clears `begun`.
             # So `busy` and `begun` always agree.
             single.begun = False
-        if sends.waiting and not sends.busy:
-            self._waiting.setdefault(sends)
+        self._make_ready(sends)
 
     def release(self, sends: QueueSends) -> None:
         """Mark a queue as free for the next send, after its send in flight has ended."""
         if sends.busy:
             sends.busy = False
             self._in_flight -= 1
-            if sends.waiting:
-                self._waiting.setdefault(sends)
+            self._make_ready(sends)
 
     def _put_first(self, batches: Sequence[SendBatch]) -> None:
         """Put batches before all waiting batches of their queues. The given batches keep their order."""
@@ -149,5 +178,6 @@ class SendQueues:
                 batch.limit_bytes = SEALED
             batch.stage = Stage.QUEUED
             batch.sends.waiting.appendleft(batch)
-            if not batch.sends.busy:
-                self._waiting.setdefault(batch.sends)
+            if batch.sends in self._resting:
+                self._resting[batch.sends] = min(self._resting[batch.sends], batch.deadline_s)
+            self._make_ready(batch.sends)

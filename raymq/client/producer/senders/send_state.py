@@ -18,8 +18,9 @@ TRANSITIONS lists the stage that follows from each stage and event.
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -36,9 +37,13 @@ from raymq.common.errors import (
     RaymqError,
     SendUnknownError,
     ServiceNotAvailableError,
+    TopicFullError,
 )
 from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
+
+FULL_PAUSE_MIN_S: Final = 0.05
+"""Minimum rest, in seconds, of a queue whose topic was full."""
 
 
 class Event(Enum):
@@ -111,12 +116,14 @@ class SendDecision(Struct, eq=False):
 class SendState(SendQueues):
     """The unfinished messages of one producer for one broker group, and the decisions about these messages.
 
-    `settle_status`: send stored messages again until their status is SEND_OK (retry_when_not_store_ok).
+    `settle_status`: send stored messages again until their status is SEND_OK (retry_when_not_store_ok). `chance`
+    returns random numbers from 0 to 1. They lengthen the rests of producers that wait for room in a full topic, so that
+    the producers do not all try again at the same time.
     """
 
-    def __init__(self, broker_name: str, *, settle_status: bool) -> None:
+    def __init__(self, broker_name: str, *, settle_status: bool, chance: Callable[[], float] = random.random) -> None:
         super().__init__()
-        self._settle_status = settle_status
+        self._settle_status, self._chance = settle_status, chance
         self.last_failure: RaymqError = ServiceNotAvailableError(
             f"broker group {broker_name!r} accepted no messages in time"
         )
@@ -131,10 +138,11 @@ class SendState(SendQueues):
         """
         decision = SendDecision()
         for sends in list(self._waiting):
-            self._end_expired_waiting(sends, now_s, self.last_failure, decision)
+            self._end_expired_waiting(sends, now_s, sends.full or self.last_failure, decision)
         taken: list[tuple[QueueSends, list[SendBatch]]] = []
         oldest = self.oldest()
         left_bytes = send_batch.REQUEST_MAX_BYTES
+        of_full: dict[str, int] = {}
         for sends in list(self._waiting) if oldest is not None else ():
             batches: list[SendBatch] = []
             count = 0
@@ -150,6 +158,12 @@ class SendState(SendQueues):
                     break
                 if batches and count + len(batch.messages) > send_batch.BATCH_MAX_MESSAGES:
                     break
+                if sends.most < send_batch.BATCH_MAX_MESSAGES:
+                    # The topic was full: one request has no more messages for it, over all queues, than fit soon.
+                    wanted = of_full.get(batch.topic, 0) + len(batch.messages)
+                    if wanted > sends.most and batch.topic in of_full:
+                        break
+                    of_full[batch.topic] = wanted
                 sends.waiting.popleft()
                 batch.limit_bytes = SEALED
                 batch.stage = TRANSITIONS[batch.stage, Event.TAKEN]
@@ -191,6 +205,9 @@ class SendState(SendQueues):
         decision = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
+            flight.sends.full = None
+            if flight.sends.most < send_batch.BATCH_MAX_MESSAGES:
+                flight.sends.most = min(2 * flight.sends.most, send_batch.BATCH_MAX_MESSAGES)
             if self._settle_status and result.status is not SendStatus.SEND_OK and now_s < flight.deadline_s:
                 self._follow(flight, Event.NOT_SAFE)
                 self._attempts.append(SendAttempt([flight]))
@@ -257,7 +274,9 @@ class SendState(SendQueues):
     def _refused(self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision) -> None:
         """Add to `decision` the sender's next actions after the store refused an attempt. No message of the attempt is
         stored, because a store accepts or refuses a request as a whole."""
-        if another_broker_helps(error):
+        if isinstance(error, TopicFullError):
+            self._full(attempt, error, now_s, decision)
+        elif another_broker_helps(error):
             decision.broker_failed = decision.pause = True
             for flight in reversed(attempt.flights):
                 self._requeue(flight, Event.REFUSED)
@@ -275,6 +294,46 @@ class SendState(SendQueues):
             [flight] = attempt.flights
             self._finish(flight, Event.REFUSED_FOR_GOOD)
             decision.ended += [(batch, error) for batch in flight.batches]
+
+    def _full(self, attempt: SendAttempt, error: TopicFullError, now_s: float, decision: SendDecision) -> None:
+        """Handle an attempt that the store refused because a bounded topic is full. Messages for other topics are sent
+        again at once. The queues of the full topic rest, and later send their messages in parts that fit soon. If the
+        topic's policy is to refuse, its messages fail."""
+        pause_s = max(error.retry_after_s or 0.0, FULL_PAUSE_MIN_S) * (1.0 + self._chance() / 2)
+        named = any(batch.topic == error.topic for flight in attempt.flights for batch in flight.batches)
+        for flight in reversed(attempt.flights):
+            self._requeue(flight, Event.REFUSED)
+            batches = flight.keep_ids()
+            # If no batch is for the topic of the error, each may be: nothing is sent again without a rest.
+            full = [batch for batch in batches if batch.topic == error.topic or not named]
+            if full and not error.waits:
+                decision.ended += [(batch, error) for batch in full]
+                self._put_first([batch for batch in batches if batch not in full])
+                continue
+            batches = self._end_expired(batches, now_s, error, decision)
+            if not full:
+                self._put_first(batches)
+                continue
+            flight.sends.full = error
+            flight.sends.most = min(flight.sends.most, max(error.most, 1))
+            batches = self._in_parts(batches, error.most, decision)
+            self._leave_or_wait(batches, error, decision)
+            self.rest(flight.sends, now_s + pause_s)
+
+    def _in_parts(self, batches: Sequence[SendBatch], most: int, decision: SendDecision) -> list[SendBatch]:
+        """Divide batches into batches of at most `most` messages. Batches that must not be divided stay whole."""
+        parts = list(reversed(batches))
+        done: list[SendBatch] = []
+        while parts:
+            batch = parts.pop()
+            if len(batch.messages) <= max(most, 1) or batch.numbered or batch.inner:
+                done.append(batch)
+                continue
+            head, tail = batch.divide(len(batch.messages) // 2)
+            batch.stage = Stage.ENDED
+            decision.divided.append(batch.generation)
+            parts += [tail, head]
+        return done
 
     def _isolate_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
         """Divide refused batches until the illegal message is alone and fails with `error`. The other messages wait

@@ -343,7 +343,7 @@ class Sender:
     def has_work(self) -> bool:
         """Return True if the sender has an attempt to make."""
         with self._context.lock:
-            return self.state.has_work or bool(self._failed_at_once)
+            return self.state.has_work or self.state.has_rests or bool(self._failed_at_once)
 
     def send_here(self, limit_s: float) -> None:
         """Make the sender's next attempt in the calling thread, if it has one to make. Waits no longer than until the
@@ -384,7 +384,17 @@ class Sender:
         with self._context.lock:
             while True:
                 state = self.state
+                rests_until_s = state.end_rests(self._now_s())
                 if not (state.has_work or self._failed_at_once):
+                    if rests_until_s is not None:
+                        # Every message waits for room in a full topic.
+                        left_s = self._limit_s - self._context.clock()
+                        if left_s <= 0:
+                            return False
+                        self._idle = True
+                        self._wake.wait(min(max(rests_until_s - self._now_s(), 0.0), left_s))
+                        self._idle = False
+                        continue
                     if not idles or (self._closed and state.empty):
                         return False
                     self._idle = True

@@ -17,6 +17,7 @@ from raymq.client.admin.topics import QueueDescription
 from raymq.common.delay import parse_duration_ms
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
+from raymq.common.protocol.bounds import MAX_BACKLOG, MAX_BACKLOG_BYTES
 from raymq.common.protocol.route import QUEUES, TopicRoute
 from raymq.common.protocol.stats import BrokerReadings, GroupReading
 from raymq.tools.console.messages.export import exact, rows_as_file
@@ -172,6 +173,7 @@ async def create(request: Request) -> Response:
             "message_type": form.text("message_type") or None,
             "reserve_time_s": _retention_s(form),
             "cleanup_policy": form.text("cleanup_policy") or None,
+            **_bound(form),
         }
     except InvalidArgumentError as error:
         return refused(request, error, "/topics")
@@ -187,7 +189,7 @@ async def create(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Change a topic's number of queues, permission, type or retention. Empty fields change nothing."""
+    """Change a topic's number of queues, permission, type, retention or bound. Empty fields change nothing."""
     topic, form = request.path_params["topic"], await form_of(request)
     try:
         perm = form.text("perm")
@@ -198,6 +200,7 @@ async def update(request: Request) -> Response:
             "perm": PERMISSION_BITS.get(perm),
             "message_type": form.text("message_type") or None,
             "reserve_time_s": _retention_s(form),
+            **_bound(form),
         }
         changes = {name: value for name, value in wanted.items() if value is not None}
         if not changes:
@@ -259,6 +262,17 @@ def _retention_s(form: Form) -> float | None:
     empty field. Returns 0 for the text 0, which means that the store's own retention applies."""
     text = form.text("retention")
     return None if not text else 0.0 if text == "0" else parse_duration_ms(text) / 1000
+
+
+def _bound(form: Form) -> dict[str, Any]:
+    """Return the topic's bound from the form, as arguments of `Admin.create_topic`. An empty field is None."""
+    groups = [name.strip() for name in form.text("backlog_groups").split(",") if name.strip()]
+    return {
+        "max_backlog": form.number("max_backlog", "The limit of messages", MAX_BACKLOG),
+        "max_backlog_bytes": form.number("max_backlog_bytes", "The limit of bytes", MAX_BACKLOG_BYTES),
+        "backlog_policy": form.text("backlog_policy") or None,
+        "backlog_groups": groups or None,
+    }
 
 
 TOPICS_ROUTES: Final = [

@@ -11,7 +11,7 @@ import pytest
 
 from actors.broker import broker_metrics
 from actors.broker.broker_metrics import BrokerMetrics, Clients
-from actors.broker.monitor import TOPIC_CREATION, BrokerMonitor
+from actors.broker.monitor import TOPIC_CREATION, BacklogWatch, BrokerMonitor
 from actors.core.broker.state import BrokerState
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
 from raymq.common.config.cluster import BrokerOptions
@@ -91,7 +91,10 @@ class World:
         log: Any = Log(self)
         store: Any = self.store
         self.monitor = BrokerMonitor(log, lambda: store, BrokerOptions(), print)
-        self.metrics = BrokerMetrics(log, self.monitor, lambda: store, lambda: self.clients, "1.2.3", lambda: [WAITING])
+        self.backlogs = BacklogWatch("broker-a", log, lambda: store, print)
+        self.metrics = BrokerMetrics(
+            log, self.monitor, lambda: store, lambda: self.clients, "1.2.3", lambda: [WAITING], self.backlogs
+        )
         self.reporter = Reporter("c", "broker-a")
 
     def commit(self, topic: str, offsets: dict[int, int], group: str = "g") -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import asdict
 from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
 
-from actors.broker.monitor import BrokerMonitor
+from actors.broker.monitor import BOUNDS_INTERVAL_S, FULL_INTERVAL_S, BacklogWatch, BrokerMonitor
 from actors.core.broker.state import BrokerState
+from actors.core.replica.topic_bounds import TopicBounds
 from raymq.common.config.cluster import BrokerOptions
+from raymq.common.errors import TopicFullError
 from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.stats import Figures
 from storage.retention import cleaner
@@ -133,3 +136,95 @@ def test_no_lost_messages_are_reported_without_early_deletions(store):
     fall_behind(store, state)
     watch.note_deletions()
     assert (store.cleaner.deleted_young(), watch.unread()) == (None, [])
+
+
+class BoundedStore:
+    """A store with the bounds of a storage actor, and a broker's state with a bounded topic."""
+
+    def __init__(self, store, **attributes: str) -> None:
+        self.store, self.state = store, BrokerState()
+        changes = [self.state.decide_topic("orders", 2, 2, "", attributes), *self.state.decide_group("slow")]
+        for change in changes:
+            self.state.apply(change, 0)
+        self.bounds = TopicBounds(lambda: ["orders"], lambda batch: False)
+        self.calls = 0
+        storage = SimpleNamespace(control=self.control)
+        log = SimpleNamespace(ready=lambda: self.state)
+        self.watch = BacklogWatch("broker-a", log, lambda: storage, self.change)
+
+    def control(self, method, bounds, timeout_s):
+        assert method == "limit_topics"
+        self.calls += 1
+        counters = self.bounds.counters(0)
+        backlogs = self.store.queues.backlogs(bounds)
+        return self.bounds.change(bounds, backlogs, counters, 0, time.monotonic())
+
+    def change(self, decide):
+        change = decide(self.state)
+        if change is not None:
+            self.state.apply(change, 0)
+
+    def send(self, *bodies: bytes, queue_id: int = 0) -> bool:
+        batch = make_batch(bodies, queue_id=queue_id, producer=("p", 0, 0))
+        batch.producer = None
+        try:
+            self.bounds.append([batch], 0, time.monotonic(), lambda: self.store.append([batch]))
+        except TopicFullError:
+            return False
+        return True
+
+    def commit(self, queue_id: int, offset: int) -> None:
+        self.state.apply({"kind": "offsets", "group": "slow", "topic": "orders", "offsets": {str(queue_id): offset}}, 0)
+
+
+LIMITED = {"backlog.max.messages": "6", "backlog.groups": "slow"}
+
+
+def test_a_bounded_topic_is_full_until_its_group_commits(store):
+    bounded = BoundedStore(store, **LIMITED)
+    bounded.watch.measure_backlogs()
+    assert bounded.send(*[b"x"] * 4)
+    assert bounded.send(*[b"x"] * 2, queue_id=1)
+    assert not bounded.send(b"x")
+    bounded.watch.measure_backlogs()
+    assert bounded.watch.interval_s == FULL_INTERVAL_S
+    bounded.commit(0, 3)
+    bounded.watch.measure_backlogs()
+    assert bounded.send(*[b"x"] * 3)
+    bounded.watch.measure_backlogs()
+    assert bounded.watch.interval_s == BOUNDS_INTERVAL_S
+    [(_, backlog)] = bounded.watch.backlogs()
+    assert (backlog.group, backlog.messages) == ("slow", 6)
+
+
+def test_a_limit_in_bytes_counts_the_records_that_a_group_has_not_committed(store):
+    bounded = BoundedStore(store, **{"backlog.max.bytes": "4096"})
+    bounded.watch.measure_backlogs()
+    while bounded.send(b"x" * 900):
+        pass
+    bounded.watch.measure_backlogs()
+    [(_, backlog)] = bounded.watch.backlogs()
+    assert 3000 < backlog.bytes <= 4096
+    assert backlog.group == ""
+
+
+def test_a_full_topic_with_the_policy_drop_moves_the_group_and_deletes_nothing(store):
+    bounded = BoundedStore(store, **LIMITED, **{"backlog.policy": "drop"})
+    bounded.watch.measure_backlogs()
+    assert bounded.send(*[b"x"] * 20)
+    bounded.watch.measure_backlogs()
+    assert bounded.state.offsets.committed("slow", "orders") == {0: 15}
+    assert bounded.watch.skipped() == {("slow", "orders"): 15}
+    assert store.queues.bounds("orders", 0).min_offset == 0
+    bounded.watch.measure_backlogs()
+    assert bounded.watch.skipped() == {("slow", "orders"): 15}
+    bounded.watch.forget(topic="orders")
+    assert bounded.watch.skipped() == {}
+
+
+def test_a_broker_without_bounded_topics_tells_its_store_only_now_and_then(store):
+    bounded = BoundedStore(store)
+    for _ in range(3):
+        bounded.watch.measure_backlogs()
+    assert bounded.calls == 1
+    assert bounded.send(*[b"x"] * 100), "the store's file named a topic whose limit was removed"

@@ -21,6 +21,7 @@ from raymq.common.errors import (
     ServiceNotAvailableError,
     StoreNotWritableError,
     SystemBusyError,
+    TopicFullError,
 )
 from raymq.common.message import Message, MessageQueue, SendStatus
 from raymq.common.protocol.store import AppendResult
@@ -296,3 +297,70 @@ def test_a_send_that_times_out_suggests_a_longer_timeout() -> None:
     [(_, error)] = state.failed(attempt, GONE, DEADLINE_S).ended
     assert "not acknowledged within 30 s " in str(error)
     assert "raise send_timeout_s" in str(error)
+
+
+def of_topic(state: SendState, topic: str, messages: int = 1) -> SendBatch:
+    """Put a batch of messages for a queue of `topic` into the state of a sender. The messages cannot move to another
+    broker."""
+    batch = batch_in(state, messages, MessageQueue(topic, "a", 0), movable=False)
+    batch.topic = topic
+    put(state, batch)
+    return batch
+
+
+def test_a_full_topic_rests_and_delays_no_other_topic():
+    state = SendState("a", settle_status=True, chance=lambda: 0.0)
+    full, other = of_topic(state, "orders"), of_topic(state, "bills")
+    decision = state.failed(depart(state), TopicFullError("orders", "g", "8 messages", True, 4, 0.5), 1.0)
+    assert not any((decision.broker_failed, decision.pause, decision.ended))
+    assert state.oldest() is other
+    assert state.take(1.0)[0] == [(other.sends, [other])]
+    assert not state.has_work
+    assert state.has_rests
+    assert not state.empty
+    assert not state.may_overtake(full.sends)
+    assert state.end_rests(1.4) == 1.5
+    assert state.end_rests(1.5) is None
+    assert state.oldest() is full
+
+
+def test_messages_of_a_full_topic_are_sent_in_parts_that_fit_soon():
+    state = SendState("a", settle_status=True, chance=lambda: 0.0)
+    batch = of_topic(state, "orders", 10)
+    decision = state.failed(depart(state), TopicFullError("orders", "g", "8 messages", True, 3, 0.5), 1.0)
+    state.end_rests(9.0)
+    assert len(decision.divided) == 3
+    assert batch.stage is Stage.ENDED
+    sizes = []
+    while state.has_work:
+        attempt = depart(state)
+        sizes.append(sum(len(one.messages) for flight in attempt.flights for one in flight.batches))
+        state.answered(attempt, answer(attempt), 9.0)
+    assert sum(sizes) == 10
+    assert max(sizes) <= 3
+    assert batch.sends.most > 3, "after successes the parts grow again"
+
+
+def test_a_producer_waits_for_room_until_its_timeout_and_then_gets_the_typed_error():
+    state = SendState("a", settle_status=True, chance=lambda: 1.0)
+    batch = of_topic(state, "orders")
+    error = TopicFullError("orders", "g", "8 messages", True, 4, 100.0)
+    assert not state.failed(depart(state), error, 1.0).ended
+    assert state.end_rests(1.0) == batch.deadline_s, "a rest ends at the deadline at the latest"
+    state.end_rests(batch.deadline_s)
+    taken, decision = state.take(batch.deadline_s)
+    assert not taken
+    [(ended, outcome)] = decision.ended
+    assert ended is batch
+    assert isinstance(outcome, TopicFullError)
+    assert outcome.waited_s == batch.timeout_s
+
+
+def test_the_policy_refuse_ends_the_messages_of_the_full_topic_only():
+    state = state_of()
+    full, other = of_topic(state, "orders"), of_topic(state, "bills")
+    error = TopicFullError("orders", "g", "8 messages", False, 4, 0.5)
+    decision = state.failed(depart(state), error, 1.0)
+    assert decision.ended == [(full, error)]
+    assert state.oldest() is other
+    assert not state.has_rests

@@ -13,6 +13,7 @@ from raymq.common.protocol.attributes import (
     attribute_changes,
     changed_attributes,
 )
+from raymq.common.protocol.bounds import BacklogBound, BacklogPolicy, bound_arguments
 
 
 def test_rocketmqs_attributes_are_read_and_written_as_they_are():
@@ -45,6 +46,17 @@ def test_a_topic_without_attributes_takes_everything(text):
         {"reserve.time": "1h"},
         {"reserve.time": "٣"},
         {"reserve.time": str(10**12)},
+        {"backlog.max.messages": "0"},
+        {"backlog.max.messages": "٣"},
+        {"backlog.max.messages": "9" * 5000},
+        {"backlog.max.bytes": "4095"},
+        {"backlog.policy": "refuse"},
+        {"backlog.groups": "billing"},
+        {"backlog.max.messages": "9", "backlog.policy": "wait"},
+        {"backlog.max.messages": "9", "backlog.policy": "drop"},
+        {"backlog.max.messages": "9", "backlog.groups": "not legal"},
+        {"backlog.max.messages": "9", "backlog.groups": ",".join(f"g{number}" for number in range(17))},
+        {"backlog.max.messages": "9", "cleanup.policy": "COMPACTION"},
     ],
 )
 def test_a_value_that_cannot_be_is_refused(text):
@@ -89,3 +101,20 @@ def test_the_type_of_queues_has_rocketmqs_value(text):
 def test_the_type_of_queues_stays_as_the_topic_was_created():
     with pytest.raises(InvalidArgumentError, match="cannot be changed"):
         changed_attributes("orders", {}, {"queue.type": "BatchCQ"})
+
+
+def test_a_bound_is_stored_as_attributes_and_read_again():
+    changes = attribute_changes(max_backlog=9, max_backlog_bytes=5000, backlog_policy="DROP", backlog_groups=["b", "a"])
+    bound = BacklogBound(9, 5000, BacklogPolicy.DROP, ("a", "b"))
+    assert TopicAttributes.parse(changes).bound == bound
+    assert TopicAttributes.parse(changes).mapping() == changes == bound.mapping()
+    assert attribute_changes(**bound_arguments(bound)) == changes
+    assert attribute_changes(backlog_groups="billing", max_backlog=1)["backlog.groups"] == "billing"
+
+
+def test_a_removed_limit_removes_the_whole_bound():
+    known = {"backlog.max.messages": "9", "backlog.policy": "refuse", "backlog.groups": "a", "message.type": "FIFO"}
+    assert changed_attributes("orders", known, attribute_changes(max_backlog=0)) == {"message.type": "FIFO"}
+    assert changed_attributes("orders", known, attribute_changes(**bound_arguments(None))) == {"message.type": "FIFO"}
+    kept = changed_attributes("orders", known, attribute_changes(max_backlog=0, max_backlog_bytes=4096))
+    assert TopicAttributes.parse(kept).bound == BacklogBound(None, 4096, BacklogPolicy.REFUSE, ("a",))

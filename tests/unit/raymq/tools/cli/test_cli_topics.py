@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from raymq.common.protocol.attributes import TopicAttributes
 
 
 class Admin:
@@ -15,6 +18,12 @@ class Admin:
 
     def update_topic(self, topic: str, **changes: Any) -> None:
         self.asked.append((topic, changes))
+
+    def create_topic(self, topic: str, queues: int, **options: Any) -> None:
+        self.asked.append((topic, options))
+
+    def topic_route(self, topic: str) -> Any:
+        return SimpleNamespace(attributes=TopicAttributes.parse({"backlog.max.messages": "9"}))
 
 
 @pytest.fixture
@@ -34,3 +43,17 @@ def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
         ("orders", {"reserve_time_s": 43_200.0}),
         ("orders", {"reserve_time_s": 0.0}),
     ]
+
+
+def test_a_topic_gets_a_bound(run: Any, admin: Admin) -> None:
+    text = run("topic", "create", "orders", "--max-backlog", "9", "--backlog-groups", "billing, audit")
+    assert "backlog.max.messages 9" in text.output
+    run("topic", "update", "orders", "--max-backlog-bytes", "8192", "--backlog-policy", "refuse")
+    run("topic", "update", "orders", "--max-backlog", "0")
+    assert admin.asked == [
+        ("orders", {"max_backlog": 9, "backlog_groups": ["billing", "audit"]}),
+        ("orders", {"max_backlog_bytes": 8192, "backlog_policy": "refuse"}),
+        ("orders", {"max_backlog": 0}),
+    ]
+    run("topic", "update", "orders", "--max-backlog-bytes", "1", code=2)
+    run("topic", "update", "orders", "--backlog-policy", "wait", code=2)

@@ -54,6 +54,8 @@ def test_an_absurd_number_is_wrong_usage_that_names_the_bounds(
     texts = ["x", "", "nan", "inf", "-inf", "1e999", "9" * 5000, str(2**63), "-1e-9", "True", "²", "0x10"]
     texts += [str(bounds.low - 1), str(bounds.high * 2 + 1), *(["1.5"] if type_.is_whole else [])]
     for text in texts:
+        if text == str(bounds.otherwise):
+            continue
         result = CliRunner().invoke(cli, [*words.split(), f"{parameter.opts[0]}={text}"], catch_exceptions=False)
         output = " ".join(result.output.replace("│", " ").split())
         assert result.exit_code == 2, (text, output)
