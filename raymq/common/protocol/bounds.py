@@ -77,13 +77,14 @@ class BacklogBound:
         if max_messages is None and max_bytes is None:
             if attributes.get(BACKLOG_POLICY) or groups:
                 raise InvalidArgumentError(
-                    f"a topic has a {BACKLOG_POLICY} or {BACKLOG_GROUPS} but no limit: set {BACKLOG_MAX_MESSAGES} or {BACKLOG_MAX_BYTES}, or remove "
-                    "both"
+                    f"a topic has a {BACKLOG_POLICY} or {BACKLOG_GROUPS} but no limit: set {BACKLOG_MAX_MESSAGES} or "
+                    f"{BACKLOG_MAX_BYTES}, or remove both"
                 )
             return None
         if policy is BacklogPolicy.DROP and not groups:
             raise InvalidArgumentError(
-                f"a topic with the {BACKLOG_POLICY} drop needs {BACKLOG_GROUPS}: the groups that skip their oldest messages"
+                f"a topic with the {BACKLOG_POLICY} drop needs {BACKLOG_GROUPS}: the groups that skip their oldest "
+                "messages"
             )
         return cls(max_messages, max_bytes, policy, groups)
 

@@ -9,10 +9,10 @@ import click
 from raymq.common.delay import parse_duration_ms
 from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
 from raymq.common.protocol.bounds import (
-    MAX_BACKLOG,
-    MAX_BACKLOG_BYTES,
     BACKLOG_MAX_BYTES,
     BACKLOG_MAX_MESSAGES,
+    MAX_BACKLOG,
+    MAX_BACKLOG_BYTES,
     BacklogPolicy,
 )
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES

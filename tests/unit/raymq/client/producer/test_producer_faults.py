@@ -28,6 +28,7 @@ from raymq.common.errors import (
     StoreLockedError,
     StoreNotWritableError,
     SystemBusyError,
+    TopicFullError,
     TopicNotExistError,
 )
 from raymq.common.message import Message, MessageQueue, SendStatus
@@ -500,3 +501,54 @@ def test_a_send_to_a_topic_that_does_not_exist_fails_at_once(make):
     with pytest.raises(TopicNotExistError):
         producer.send(message(), timeout_s=WAIT_S)
     assert asked == ["orders"]
+
+
+# Tests of bounded topics that are full: a producer waits for room, and other topics do not wait
+
+
+def full(*, waits: bool = True, retry_after_s: float = 0.01, most: int = 100) -> TopicFullError:
+    return TopicFullError("orders", "billing", "100 messages", waits, most, retry_after_s)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_producer_waits_until_a_full_topic_has_room(make, asynchronous):
+    store = FakeStore(script=[full(), full(), full()])
+    producer = make(store)
+    result = producer.send_async(message()).result(WAIT_S) if asynchronous else producer.send(message())
+    assert result.queue_offset == 0
+    assert len(store.attempts) == 4
+    assert store.everything() == [b"x"]
+
+
+def test_a_topic_that_stays_full_ends_a_send_at_its_timeout_with_the_typed_error(make):
+    store = FakeStore(script=[full()] * 10_000)
+    producer = make(store)
+    with pytest.raises(TopicFullError, match=r"is full for 0\.3 s") as caught:
+        producer.send(message(), timeout_s=0.3)
+    assert caught.value.retryable
+    assert store.everything() == []
+
+
+def test_a_topic_with_the_policy_refuse_fails_a_send_at_once(make):
+    store = FakeStore(script=[full(waits=False)])
+    producer = make(store)
+    with pytest.raises(TopicFullError):
+        producer.send(message())
+    assert len(store.attempts) == 1
+    assert producer.send(message(b"y")).queue_offset == 0
+
+
+def test_batches_of_a_full_topic_wait_and_are_stored_whole(make):
+    store = FakeStore(script=[full(most=2), full(most=2)])
+    producer = make(store, route=topic_route(a=1))
+    bodies = [b"%d" % number for number in range(9)]
+    futures = [producer.send_async(message(body)) for body in bodies]
+    producer.send_batch([message(body) for body in bodies], sharding_key="k")
+    assert len(results(futures)) == 9
+    assert sorted(store.everything()) == sorted(bodies * 2)
+
+
+def test_a_full_topic_is_left_for_a_broker_with_room(make):
+    producer, a, _ = two(make)
+    a.script = [full(retry_after_s=60.0)]
+    assert producer.send(message()).queue == B

@@ -25,6 +25,7 @@ def test_rows_have_the_expected_titles():
         "Produce",
         "Consume and lag",
         "Dead letters",
+        "Bounded topics",
         "Delayed messages",
         "Transactions and receives",
         "Storage",
@@ -73,7 +74,7 @@ def test_charts_of_a_row_have_different_titles():
             titles.append([])
         else:
             titles[-1].append(panel["title"])
-    assert len(titles) == 11
+    assert len(titles) == 12
     assert all(len(set(row)) == len(row) for row in titles)
 
 
