@@ -68,7 +68,7 @@ class QueueQueries:
         firsts = [0 if queue is None else queue.first_readable_offset for queue in queues]
         ends = [0 if queue is None else queue.next_offset for queue in queues]
         visible = [0 if queue is None else queue.visible_offset for queue in queues]
-        largest = ("", 0, 0)
+        measured: list[tuple[str, int, int]] = []
         for group, committed in (bound.committed or {"": {}}).items():
             starts = [max(committed.get(queue_id, 0), first) for queue_id, first in enumerate(firsts)]
             messages = sum(max(end - start, 0) for start, end in zip(starts, ends, strict=True))
@@ -77,7 +77,8 @@ class QueueQueries:
                 for queue_id, (start, end) in enumerate(zip(starts, ends, strict=True)):
                     if start < end:
                         size += sum(span_bytes(self._parts.reader, bound.topic, queue_id, start, end))
-            largest = max(largest, (group, messages, size), key=lambda one: (one[1], one[2]))
+            measured.append((group, messages, size))
+        largest = max(measured, key=lambda one: one[1:])
         return TopicBacklog(bound.topic, *largest, list(zip(firsts, visible, strict=True)))
 
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:

@@ -183,6 +183,8 @@ LIMITED = {"backlog.max.messages": "6", "backlog.groups": "slow"}
 def test_a_bounded_topic_is_full_until_its_group_commits(store):
     bounded = BoundedStore(store, **LIMITED)
     bounded.watch.measure_backlogs()
+    [(_, backlog)] = bounded.watch.backlogs()
+    assert (backlog.group, backlog.messages) == ("slow", 0), "the error names the group also if it had consumed all"
     assert bounded.send(*[b"x"] * 4)
     assert bounded.send(*[b"x"] * 2, queue_id=1)
     assert not bounded.send(b"x")
