@@ -189,7 +189,7 @@ def topic_update(
     backlog_groups: str | None,
 ) -> CommandResult:
     """Add queues to a topic, or change what it accepts. Example: raymq topic update orders --queues 16 --type fifo"""
-    bound = {
+    bound: dict[str, Any] = {
         "max_backlog": max_backlog,
         "max_backlog_bytes": max_backlog_bytes,
         "backlog_policy": backlog_policy,

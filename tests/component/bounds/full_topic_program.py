@@ -1,4 +1,4 @@
-"""A test program that fills bounded topics over all servers in one process, and prints its observations, one per line."""
+"""A test program that fills bounded topics over all servers in one process, and prints its observations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ def note(name: str, value: object) -> None:
 
 
 def is_full(send: Callable[[], object]) -> bool:
-    try:
-        send()
-    except raymq.TopicFullError as error:
-        return error.group == GROUP
+    """Return True if a send raises TopicFullError. On a busy machine a send may fail in another way; it is repeated."""
+    for _ in range(20):
+        try:
+            send()
+        except raymq.TopicFullError as error:
+            return error.group == GROUP
+        except raymq.RaymqError:
+            continue
+        return False
     return False
 
 
@@ -62,28 +67,28 @@ def run(mq: raymq.Client) -> None:
     mq.admin.create_group(GROUP)
     mq.admin.create_topic(TOPIC, queues=1, max_backlog=LIMIT, backlog_groups=[GROUP])
     mq.admin.create_topic("other", queues=1)
-    with mq.producer("impatient", send_timeout_s=1.0) as producer:
+    with mq.producer("impatient", send_timeout_s=2.0) as producer:
         eventually(lambda: is_full(lambda: producer.send(MESSAGE)), "the topic is full")
         before = queue_end(mq)
         note("send_async", is_full(lambda: producer.send_async(MESSAGE).result()))
         note("send_batch", is_full(lambda: producer.send_batch([MESSAGE] * 3)))
         note("send_table", is_full(lambda: producer.send_table(TOPIC, pa.table({"body": [b"x"] * 3}))))
         note("delayed", is_full(lambda: producer.send(raymq.Message(TOPIC, b"x", delay_level=1))))
-        waiting = producer.send_async(MESSAGE)
-        producer.send(raymq.Message("other", b"x"))
-        note("another topic does not wait", not waiting.done() or is_full(waiting.result))
-        with mq.transaction_producer("half", check=lambda message: None, send_timeout_s=1.0) as half:
-            note("transaction", is_full(lambda: half.send_in_transaction(MESSAGE, lambda transaction: None)))
+        with mq.transaction_producer("half", check=lambda message: None, send_timeout_s=2.0) as half:
+            note("transaction", is_full(lambda: half.send_in_transaction(MESSAGE, lambda transaction, argument: None)))
         note("stored while full", queue_end(mq) - before)
     with mq.producer("patient", send_timeout_s=60.0) as producer:
-        futures = [producer.send_async(raymq.Message(TOPIC, b"%d" % number)) for number in range(60)]
-        note("the limit holds", consume(mq, before + 60) <= max(LIMIT, before))
+        waiting = producer.send_async(MESSAGE)
+        producer.send(raymq.Message("other", b"x"))
+        note("another topic does not wait", not waiting.done())
+        futures = [waiting] + [producer.send_async(raymq.Message(TOPIC, b"%d" % number)) for number in range(60)]
+        note("the limit holds", consume(mq, before + 61) <= max(LIMIT, before))
         note("all are stored", len([future.result(60.0) for future in futures]))
     mq.admin.update_topic(TOPIC, backlog_policy="drop")
     with mq.producer("dropping") as producer:
         producer.send_batch([MESSAGE] * 100)
         eventually(lambda: backlog(mq) <= LIMIT, "the group has skipped messages")
-        note("messages after the skip", queue_end(mq) - before - 60)
+        note("messages after the skip", queue_end(mq) - before - 61)
         mq.admin.update_topic(TOPIC, max_backlog=0)
         note("the bound is gone", mq.admin.topic_attributes([TOPIC])[TOPIC].bound is None)
         eventually(lambda: producer.send_batch([MESSAGE] * 50), "sends need no room")
