@@ -43,8 +43,8 @@ from tests.bench.gateway.gateway import gateway
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peer_versions, peers
 
-CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
-    groups lone-send memory trace scrub gateway spark""".split()
+CLUSTER_SECTIONS = """produce bounds consume filter receive requests delay producers overload fan-out queues waiting
+    topics groups lone-send memory trace scrub gateway spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis hiredis nats-py".split()
@@ -126,6 +126,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
     if section in with_peers:
         return with_peers[section](client, beside, sync=sync, rounds=rounds, scale=size)  # type: ignore[arg-type]
     in_rounds: dict[str, Callable[..., Iterable[Figure]]] = {
+        "bounds": produce.bounds,
         "requests": requests.requests,
         "producers": many.producers,
         "fan-out": many.fan_out,

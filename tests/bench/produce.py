@@ -77,6 +77,41 @@ def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
             peer.clear()
 
 
+def bounds(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
+    """Yield the speed of each kind of send to a bounded topic that never fills, compared with an unbounded topic. Both
+    topics get the same sends in turn. Afterwards the backlog is at most half of the limit."""
+    body, group = np.random.default_rng(1).bytes(1024), "bounds"
+    lone, many, turns = max(50, int(1000 * scale)), max(500, int(20_000 * scale) // 500 * 500), 4 * rounds
+    client.admin.create_group(group)
+    plain, bounded = new_topic(client, "bounds-without"), "bounds-with"
+    limit = 2 * (turns + 1) * (lone + 3 * many)
+    client.admin.create_topic(bounded, queues=4, max_backlog=limit, max_backlog_bytes=1 << 40, backlog_groups=[group])
+    ways: list[tuple[str, int, Callable[[Any, str, int], None]]] = [
+        ("send", lone, send_each),
+        ("send_async, each result()", many, lambda *to: send_async_each(*to[:2], body, to[2])),
+        ("send_batch(500)", many, lambda *to: send_batches(*to[:2], body, to[2])),
+        ("send_table(500)", many, lambda *to: send_tables(*to[:2], body, to[2], 500)),
+    ]
+    with client.producer("bench") as producer:
+        for name, count, send in ways:
+            figure = Figure("bounds", name, "msg/s", True, [Goal(">=", 0.97, "unbounded")])
+
+            def measured(topic: str, send: Any = send, count: int = count) -> Sample:
+                return rate(lambda: send(producer, topic, count), count)
+
+            for topic in (bounded, plain):
+                measured(topic)
+            for _ in range(turns):
+                figure.add_round(lambda: measured(bounded), {"unbounded": lambda: measured(plain)})
+            yield figure
+
+
+def send_each(producer: Any, topic: str, count: int) -> None:
+    message = raymq.Message(topic, b"x" * 1024)
+    for _ in range(count):
+        producer.send(message)
+
+
 def rate(work: Callable[[], object], count: int, without: set[int] | None = None) -> Sample:
     """Run `work`, which handles `count` messages. Returns the messages per second, and the CPU time per message.
 
@@ -106,8 +141,8 @@ def table_of(body: bytes, rows: int) -> pa.Table:
     return pa.Table.from_batches([pa.RecordBatch.from_arrays([column], names=["body"])])
 
 
-def send_tables(producer: Any, topic: str, body: bytes, count: int) -> None:
-    rows = min(5000, count)
+def send_tables(producer: Any, topic: str, body: bytes, count: int, rows: int = 5000) -> None:
+    rows = min(rows, count)
     table = table_of(body, rows)
     for _ in range(count // rows):
         producer.send_table(topic, table)
