@@ -63,6 +63,7 @@ from raymq.common.errors import NoPermissionError, RaymqError, TopicNotExistErro
 from raymq.common.message import Message
 from raymq.common.names import AUTO_CREATE_TOPIC, TRACE_TOPIC, PullName, check_group, is_internal_topic, reply_topic
 from raymq.common.protocol.attributes import NO_ATTRIBUTES
+from raymq.common.protocol.bounds import BOUND_ATTRIBUTES
 from raymq.common.protocol.clients import ClientHeartbeat, ConsumerConnection, ProducerConnection
 from raymq.common.protocol.request_reply import REPLY_QUEUES
 from raymq.common.protocol.route import (
@@ -199,6 +200,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         """
         with self._monitor.creations.measure(TOPIC_CREATION):
             self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
+        self._bound_now(attributes)
 
     def create_topics(self, topics: Sequence[NewTopic]) -> bool:
         """Create several topics atomically: all of them, or none if an error is raised. Repeating the call changes
@@ -208,7 +210,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         the errors of `create_topic`.
         """
         with self._monitor.creations.measure(TOPIC_CREATION):
-            return self._change(lambda state: state.decide_topics(topics))
+            known_to_all = self._change(lambda state: state.decide_topics(topics))
+        self._bound_now(*(new.attributes for new in topics))
+        return known_to_all
 
     def update_topic(
         self,
@@ -229,6 +233,18 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         `perm` is not a valid permission, and InvalidArgumentError if another value is invalid.
         """
         self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout, attributes))
+        self._bound_now(attributes)
+
+    def _bound_now(self, *attributes: Mapping[str, str]) -> None:
+        """Put the bounds of topics into force after a change of `attributes`. Does nothing if no attribute is a part of
+        a bound.
+
+        Every replica gets the bounds in a snapshot, because it may become the master before the next measurement. If a
+        store does not answer, the bounds are in force later.
+        """
+        if any(name in changed for changed in attributes for name in BOUND_ATTRIBUTES):
+            self._try(self._log.snapshot)
+            self._try(self._backlogs.measure_backlogs)
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
         """Create a topic because a message is sent to it (spec/messaging.md §2.5). If the topic already exists, only

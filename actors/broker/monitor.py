@@ -264,7 +264,7 @@ class BrokerMonitor:
 
 class BacklogWatch:
     """Measures the backlogs of a broker group's bounded topics, and sends their limits to the store. One thread calls
-    `measure_backlogs`, at `interval_s`; any thread may call the other methods.
+    `measure_backlogs`, at `interval_s`. A thread that has changed a bound calls it, too. Thread-safe.
 
     All of it is computed from the topics' attributes and the committed offsets. If the broker fails, the store keeps
     the last limits: producers may use the room that was left, and no more.
@@ -281,6 +281,7 @@ class BacklogWatch:
         self._backlogs: dict[str, tuple[BoundedTopic, TopicBacklog]] = {}
         self._skipped: dict[tuple[str, str], int] = {}
         self._told_s = -UNBOUNDED_INTERVAL_S
+        self._measuring = threading.Lock()
 
     @property
     def interval_s(self) -> float:
@@ -291,6 +292,10 @@ class BacklogWatch:
     def measure_backlogs(self) -> None:
         """Measure the backlogs, send the limits to the store, and let groups skip messages if a topic's policy is drop.
         Raises RaymqError if the store does not answer."""
+        with self._measuring:
+            self._measure()
+
+    def _measure(self) -> None:
         state = self._log.ready()
         bounds = bounded_topics(state, self._broker_name)
         if not bounds and not self._backlogs and time.monotonic() < self._told_s + UNBOUNDED_INTERVAL_S:

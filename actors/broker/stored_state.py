@@ -65,6 +65,8 @@ class StoredState:
         self._lock = threading.Lock()
         """Lock that guards the broker's state and the other attributes. Held only briefly, and never during a call to a
         store."""
+        self._snapshot_lock = threading.Lock()
+        """Lock for the one thread that writes a snapshot."""
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
@@ -283,6 +285,10 @@ class StoredState:
         Retention keeps the whole log from the position of the second-newest snapshot on. Raises RaymqError if the
         snapshot cannot be written to the master's store; in that case the log still has every record.
         """
+        with self._snapshot_lock:
+            self._write_snapshot()
+
+    def _write_snapshot(self) -> None:
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left

@@ -107,10 +107,10 @@ class TopicAdmin(AdminBase):
         default none. The backlog is what the slowest of `backlog_groups` has not committed, or without groups all
         stored messages. `backlog_policy`: what happens at a limit (BacklogPolicy), by default "block": producers wait.
 
-        When the call returns, every client can use the topic. An existing topic with the same settings is not changed.
-        Raises IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value is invalid or a broker
-        group is unknown. Raises TopicExistsError if the topic exists with another number of queues, other attributes,
-        or on a broker group that `brokers` does not name.
+        When the call returns, every client can use the topic, and a bound is in force. An existing topic with the same
+        settings is not changed. Raises IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value
+        is invalid or a broker group is unknown. Raises TopicExistsError if the topic exists with another number of
+        queues, other attributes, or on a broker group that `brokers` does not name.
         """
         changes = attribute_changes(
             message_type,
@@ -219,9 +219,8 @@ class TopicAdmin(AdminBase):
         `reserve_time_s`: the time for which messages are kept (0: the store's time); a longer time does not restore
         deleted messages. `max_backlog`, `max_backlog_bytes`, `backlog_policy`, `backlog_groups`: the topic's bound, as
         in `create_topic`; a limit of 0 removes the limit, and an empty list of groups lets all stored messages count.
-        The brokers apply a bound within a second. When the call returns, every client that reads the topic's route gets
-        the change; other
-        clients get it within half a minute.
+        When the call returns, every client that reads the topic's route gets the change; other clients get it within
+        half a minute. A bound is in force when the call returns, if the stores answer.
 
         With more queues, sharding keys map to other queues. If the order of a key's messages matters, let consumers
         finish earlier messages first. Every broker of the topic is called, so all of them must run.

@@ -70,6 +70,7 @@ def run(mq: raymq.Client) -> None:
     with mq.producer("impatient", send_timeout_s=2.0) as producer:
         eventually(lambda: is_full(lambda: producer.send(MESSAGE)), "the topic is full")
         before = queue_end(mq)
+        note("stored when the topic is full", before)
         note("send_async", is_full(lambda: producer.send_async(MESSAGE).result()))
         note("send_batch", is_full(lambda: producer.send_batch([MESSAGE] * 3)))
         note("send_table", is_full(lambda: producer.send_table(TOPIC, pa.table({"body": [b"x"] * 3}))))

@@ -24,6 +24,7 @@ def test_a_full_topic_stops_every_way_to_send_until_its_group_consumes(tmp_path:
     )
     noted = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if ": " in line)
     assert noted == {
+        "stored when the topic is full": "10",
         "send_async": "True",
         "send_batch": "True",
         "send_table": "True",

@@ -4,6 +4,7 @@ blocks."""
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from actors.core.replica.orders import GroupLeader
 from raymq.common.config.cluster import BrokerSettings, ReplicationOptions
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.identity import SIGNED
+from raymq.common.protocol.route import NewTopic
 
 ROUNDS = 5
 THREE = ReplicationOptions(replicas=3)
@@ -108,6 +110,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
     broker._read_master = task("read")
     broker._log = SimpleNamespace(is_ready=is_ready, snapshot=task("snapshot"))
     broker._registrar = SimpleNamespace(beat=task("beat"))
+    broker._backlogs = SimpleNamespace(measure_backlogs=task("measure"), interval_s=0.0)
     broker._monitor = SimpleNamespace(
         sample=task("sample"), protect=task("protect"), note_deletions=task("note_deletions")
     )
@@ -123,6 +126,7 @@ def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Excep
         ("_stay_registered", ["beat"]),
         ("_do_housekeeping", ["sample", "note_deletions", "snapshot", "protect", "keep_settings", "sweep_offsets"]),
         ("_do_checks", ["check_transactions"]),
+        ("_limit_topics", ["measure"]),
     ],
 )
 def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
@@ -132,9 +136,25 @@ def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     assert f"{tasks[0]} failed, retrying later" in caplog.text
 
 
+def test_a_bound_is_in_every_replicas_snapshot_and_in_force_before_the_change_returns(monkeypatch):
+    broker = broker_that(monkeypatch, is_ready=True, fails=ServiceNotAvailableError("the store is starting"))
+    broker._monitor.creations = SimpleNamespace(measure=lambda name: nullcontext())
+    broker._change = lambda decide: broker.calls.append("change")
+    bounded = {"backlog.max.messages": "10"}
+    broker.create_topics([NewTopic("orders", 1, "", {}), NewTopic("frames", 1, "", bounded)])
+    broker.create_topic("frames", 1, 1, "", bounded)
+    broker.update_topic("frames", attributes={"backlog.max.messages": ""})
+    assert broker.calls == ["change", "snapshot", "measure"] * 3
+    broker.calls.clear()
+    broker.create_topics([NewTopic("orders", 1, "", {})])
+    broker.update_topic("orders", attributes={"message.type": "FIFO"})
+    assert broker.calls == ["change", "change"]
+
+
 def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeeping_done(monkeypatch):
     broker = broker_that(monkeypatch, is_ready=False, fails=ServiceNotAvailableError("broker-a is starting"))
-    for thread in (broker._follow_masters, broker._stay_registered, broker._do_housekeeping, broker._do_checks):
+    threads = (broker._follow_masters, broker._stay_registered, broker._do_housekeeping, broker._do_checks)
+    for thread in (*threads, broker._limit_topics):
         thread()
         broker._stopping.clear()
         broker._stopping.pauses = 0
