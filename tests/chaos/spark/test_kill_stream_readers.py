@@ -1,5 +1,8 @@
 """Test of a streaming query whose executor is killed, and then its storage master: its sink has every message exactly
-once."""
+once.
+
+RAYMQ_CHAOS_SPARK_KILLS (default 1, 10 with RAYMQ_SOAK) is the number of kills of executors. A kill takes about 15 s.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 import raymq
 from raydp_jobs import spark_session, stream_topic
@@ -18,7 +22,10 @@ from tests.support.replicas.ray_replicas import RayReplicas
 from tests.support.spark.batch_files import BatchFiles
 from tests.support.spark.live_topic import check_sink, sending
 
+KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "1"))
 SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
+
+pytestmark = pytest.mark.timeout(240 + 40 * KILLS)
 
 
 def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
@@ -46,10 +53,11 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
 
         with sending(mq, topic):
             more_batches(1)
-            kill_executor()
-            # Wait for two more batches of the stream. The data of the first batch may have been read before the
-            # executor was killed. Only the second batch proves that reading continues.
-            more_batches(2)
+            for _ in range(KILLS):
+                kill_executor()
+                # Wait for two more batches of the stream. The data of the first batch may have been read before the
+                # executor was killed. Only the second batch proves that reading continues.
+                more_batches(2)
             replicas.fail_over()
             more_batches(2)
         query.stop()
@@ -59,10 +67,19 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
 
 
 def kill_executor() -> None:
-    """Send SIGKILL to the executor's JVM, whose Python workers read topics."""
-    [daemon] = eventually(lambda: [process for process in descendants() if runs_workers(process)], "a Python worker")
-    executor = daemon.ppid()
-    os.kill(executor, signal.SIGKILL)
+    """Send SIGKILL to the executor's JVM, whose Python workers read topics, and wait until the JVM has ended."""
+    daemon = eventually(only_daemon, "the daemon of one executor's Python workers", 120)
+    executor = daemon.parent()
+    assert executor is not None
+    os.kill(executor.pid, signal.SIGKILL)
+    psutil.wait_procs([executor, daemon], timeout=30)
+
+
+def only_daemon() -> psutil.Process | None:
+    """Return the daemon that starts Spark's Python workers. Returns None before it starts, and while the daemon of a
+    killed executor has not ended."""
+    found = [process for process in descendants() if runs_workers(process)]
+    return found[0] if len(found) == 1 else None
 
 
 def runs_workers(process: psutil.Process) -> bool:
