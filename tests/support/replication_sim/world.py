@@ -329,7 +329,7 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
         # A disk with all data may be wiped if another disk also has all data. A disk outside of the sync-state set may
         # always be wiped. With fixed roles any disk may be wiped, because after a loss of data no replica leads.
-        members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
+        members = _counted_members(world)
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
             before = _mendable(world)
@@ -477,6 +477,15 @@ def _damaged(world: World) -> set[tuple[int, int, int]]:
 
 def _group(world: World) -> list[Node]:
     return [node for name, node in world.nodes.items() if name not in world.removed]
+
+
+def _counted_members(world: World) -> frozenset[int]:
+    """Return the members of the sync-state set, and those of the former set if it may be valid again: if the elected
+    master does not lead yet, or has not received a smaller set."""
+    if not world.controller.records:
+        return frozenset()
+    record = world.controller.records[-1]
+    return frozenset({*record.sync_state_set.members, *record.elected_from, *record.shrunk_from})
 
 
 def _have_everything(world: World, *, intact: bool = True) -> frozenset[int]:
