@@ -1,4 +1,4 @@
-"""Run a part of the unit tests on each other Python version that raymq supports and this machine has.
+"""Run a part of the unit tests on the newest other Python version that raymq supports, or on all others in `make soak`.
 
 `make test-pythons` runs all unit and component tests on each version, which takes too long for CI.
 """
@@ -11,6 +11,7 @@ import tomllib
 import pytest
 
 from tests.pythons import INSTALL_S, ROOT, SHORT_STEP_S, PythonRun, find_interpreter, pyenv_versions, run_short
+from tests.support.cases import rounds
 
 RUN_S = INSTALL_S + 2 * SHORT_STEP_S + 60.0
 """Time limit of one version in seconds, for two steps. Without an environment in build/, pip first installs 560 MB. The
@@ -21,7 +22,8 @@ SUPPORTED = [
     for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     if text.startswith(f"{_PREFIX}3.")
 ]
-OTHERS = [version for version in SUPPORTED if version != f"{sys.version_info.major}.{sys.version_info.minor}"]
+_VERSIONS = [version for version in SUPPORTED if version != f"{sys.version_info.major}.{sys.version_info.minor}"]
+OTHERS = _VERSIONS[-rounds(1, len(_VERSIONS)) :]
 
 
 @pytest.mark.long

@@ -1,5 +1,5 @@
-"""Helpers for tests: check many cases in one test, make an error of each class, choose the number of Hypothesis
-examples, and choose the seed of a chaos test."""
+"""Helpers for tests: check many cases in one test, make an error of each class, and choose the seed of a chaos test and
+how much a test repeats."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def examples(full: int) -> int:
     """Return the number of Hypothesis examples of a test: `full`, or at most 40 if RAYMQ_QUICK is 1. `make test` sets
     RAYMQ_QUICK."""
     return min(full, QUICK_EXAMPLES) if os.environ.get("RAYMQ_QUICK") == "1" else full
+
+
+def rounds(short: int, soak: int) -> int:
+    """Return how often a test repeats its work: `soak` in `make soak`, which sets RAYMQ_SOAK to 1, and otherwise
+    `short`."""
+    return soak if os.environ.get("RAYMQ_SOAK") == "1" else short
 
 
 def chaos_seed() -> int:

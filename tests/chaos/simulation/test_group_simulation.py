@@ -1,7 +1,7 @@
 """Tests of consumer groups with random faults: a simulated group (tests.support.group_sim.world) never violates its
 invariants (tests.support.group_sim.invariants).
 
-The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, and RAYMQ_GROUP_SEED repeats one seed. The module also
+The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 50,000, and RAYMQ_GROUP_SEED repeats one seed. The module also
 tests the simulation: the simulation must find each planted bug.
 """
 
@@ -15,15 +15,15 @@ import pytest
 from actors.core.rebalance.group import HeartbeatSender, RebalanceGroup
 from actors.core.rebalance.slot_lease import Put, SlotLease
 from raymq.common.protocol.group import CommitAnswer
+from tests.support.cases import rounds
 from tests.support.group_sim.invariants import LawBrokenError
 from tests.support.group_sim.processes import LEASE_S, Broker, Member, Rebalance
 from tests.support.group_sim.queues import MemberQueues
 from tests.support.group_sim.world import World
 
-SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 ONE_SEED = os.environ.get("RAYMQ_GROUP_SEED")
 BLOCKS = 1 if ONE_SEED else 10
-SEEDS_PER_BLOCK = 1 if ONE_SEED else 5000 if SOAK else 100
+SEEDS_PER_BLOCK = 1 if ONE_SEED else rounds(100, 5000)
 FOUND_WITHIN_SEEDS = 1200
 RARE = {
     "a repeated heartbeat frees queues": 200,
@@ -34,7 +34,7 @@ RARE = {
 thousands of runs."""
 
 
-@pytest.mark.timeout(7200 if SOAK else 300)
+@pytest.mark.timeout(rounds(300, 7200))
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block):
     first = int(ONE_SEED or block * SEEDS_PER_BLOCK)

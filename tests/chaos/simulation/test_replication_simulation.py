@@ -1,4 +1,4 @@
-"""Tests of replication and election with random faults and a thousand seeds. No acknowledged message is lost, and a
+"""Tests of replication and election with random faults. No acknowledged message is lost, and a
 message that a consumer has read never changes.
 
 The module also tests the simulation itself: if a known bug is put into the simulation on purpose (Bugs), its checks
@@ -7,16 +7,16 @@ must find the bug.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from placement.election import FIXED_MASTER
+from tests.support.cases import rounds
 from tests.support.replication_sim.world import ALL_FAULTS, CHANGE_FAULTS, CHANGES, ROT_FAULTS, Bugs, run_seed
 
-SOAK = os.environ.get("RAYMQ_SOAK") == "1"
-SEEDS = 100_000 if SOAK else 1000
+SEEDS = rounds(1000, 100_000)
+"""The number of seeds with all faults and changes together. A test with fewer faults runs a part of them."""
 SLICES = 10
 
 

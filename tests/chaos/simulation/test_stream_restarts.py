@@ -2,12 +2,11 @@
 has every message exactly once.
 
 Spark and the kills are real; the topics' messages are computed. RAYMQ_SOAK=1 kills the driver ten times, otherwise the
-test kills the driver three times. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
+test kills the driver twice. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -15,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cases import chaos_seed
+from tests.support.cases import chaos_seed, rounds
 from tests.support.spark.batch_files import PLACE, BatchFiles
 from tests.support.spark.killed_driver import Driver, kill_again_and_again
 from tests.support.spark.numbers_program import LATER, GrowingTopics
 
-KILLS = 10 if os.environ.get("RAYMQ_SOAK") == "1" else 3
+KILLS = rounds(2, 10)
 PROGRAM = "tests.support.spark.numbers_program"
 
 
-@pytest.mark.timeout(600)  # The timeout is long, because the test starts four JVMs, or eleven with RAYMQ_SOAK.
+@pytest.mark.timeout(600)  # The timeout is long, because the test starts three JVMs, or eleven with RAYMQ_SOAK.
 def test_no_row_is_missing_or_doubled_after_kills_of_the_driver(tmp_path: Path) -> None:
     seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink", PLACE)

@@ -4,7 +4,7 @@ After each kill the next child process opens the store (kill_server.py). Acknowl
 and in order. Of the messages in flight only the first ones may be stored, and the child resends them.
 
 There are 500 kills for each way to flush, and 100 with a transient store pool, which may lose the last acknowledged
-messages. RAYMQ_SOAK=1 makes ten times as many kills. RAYMQ_CHAOS_SEED repeats one run.
+messages. RAYMQ_SOAK=1 makes 5,000 kills and 1,000. RAYMQ_CHAOS_SEED repeats one run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cases import chaos_seed
+from tests.support.cases import chaos_seed, rounds
 
-SOAK = os.environ.get("RAYMQ_SOAK") == "1"
-KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "5000" if SOAK else "500"))
+KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", rounds(500, 5000)))
 SERVER = Path(__file__).with_name("kill_server.py")
 
 

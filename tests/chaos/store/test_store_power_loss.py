@@ -11,7 +11,7 @@ while it opens or closes. Afterwards the store is opened on a healthy disk. Afte
 - messages that expire are removed from the beginning of the queues, and the new beginning survives
 - batches whose outcome was unknown are sent again, and are stored once
 
-The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, and RAYMQ_POWER_SEED repeats one seed.
+The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 20,000, and RAYMQ_POWER_SEED repeats one seed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from raymq.records.format.decode import decode_records
 from raymq.records.format.hashing import tags_code
 from storage.message_store import MessageStore
 from storage.retention import cleaner
+from tests.support.cases import rounds
 from tests.support.stores.clocks import let_pass
 from tests.support.stores.power import LossyDisk
 from tests.support.stores.stores import intact_bodies, make_batch, open_store
 
-SOAK = os.environ.get("RAYMQ_SOAK") == "1"
 ONE_SEED = os.environ.get("RAYMQ_POWER_SEED")
-SEEDS = 20_000 if SOAK else 1000
+SEEDS = rounds(1000, 20_000)
 PARTS = 4
 LIVES = 3
 QUEUES = [("alpha", 0), ("alpha", 1), ("beta", 0)]
@@ -324,7 +324,7 @@ def workspace() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.timeout(7200 if SOAK else 600)
+@pytest.mark.timeout(rounds(600, 7200))
 @pytest.mark.parametrize("part", range(1 if ONE_SEED else PARTS))
 def test_a_power_loss_breaks_no_promise(part, workspace, monkeypatch):
     monkeypatch.setattr(storage.checkpoint_service, "STORE_SNAPSHOT_INTERVAL_BYTES", 5000)

@@ -1,4 +1,5 @@
-"""Interrupts each call of the asyncio clients: at each await, and at each point of the call's coroutine.
+"""Interrupts each call of the asyncio clients at awaits and at points of the call's coroutine. These are the first
+DENSE ones and then random ones: on average every third one in `make chaos`, and all in `make soak`.
 
     cancel      the task is cancelled when it awaits for the n-th time
     error       a signal handler raises an Exception at the n-th point of raymq's code on the loop
@@ -16,6 +17,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import sys
 import threading
 import time
@@ -39,6 +41,8 @@ from tests.support.history.waiting import eventually
 
 HANG_S = 60
 UNINTERRUPTED = 2
+DENSE = 8
+"""The program interrupts a call at this number of first points, one after the other."""
 WAIT_S = 30.0
 INVISIBLE_S = 0.1
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -94,7 +98,10 @@ class Cancelling:
 
 
 class Program:
-    def __init__(self, root: Path, where: str) -> None:
+    def __init__(self, root: Path, where: str, apart: int, seed: int) -> None:
+        """`apart`: the largest distance of two interrupted points after the first DENSE ones. With 1 the program
+        interrupts each call at every point. `seed`: the seed of the distances."""
+        self.apart, self.dice = apart, random.Random(seed)
         start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"})
         # Reduce asyncio's logging, because it would log the exceptions that the test's signal handlers raise in
         # callbacks.
@@ -206,7 +213,7 @@ class Program:
     def try_all(
         self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Interrupt a call at each point at which it can be interrupted, in three ways. With "cancel" the call is
+        """Interrupt a call at points at which it can be interrupted, in three ways. With "cancel" the call is
         cancelled. With "error" a signal handler raises an ordinary error, with "interrupt" an Interrupt."""
         count = 0
         for way in ("cancel", "error", "interrupt"):
@@ -215,7 +222,7 @@ class Program:
             point = ended = 0
             while ended < UNINTERRUPTED:
                 faulthandler.dump_traceback_later(HANG_S, exit=True)
-                point += 1
+                point += 1 if point < DENSE else self.dice.randint(1, self.apart)
                 before()
                 interrupted, result = attempt(call, point)
                 for messages in [result, *self.got]:
@@ -489,4 +496,4 @@ class Program:
 
 
 if __name__ == "__main__":
-    Program(Path(sys.argv[1]), sys.argv[2]).run()
+    Program(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])).run()

@@ -21,6 +21,7 @@ from raymq.client.consumer.pull.consumer import PullConsumer
 from raymq.client.producer.producer import Producer
 from raymq.common.closing import OfProcess
 from raymq.common.parallel import aside
+from tests.support.cases import chaos_seed, rounds
 from tests.unit.raymq.test_forks import kinds
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +97,7 @@ def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothi
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_an_async_client_works_and_skips_nothing_after_a_cancellation_or_interrupt(tmp_path: Path, where: str) -> None:
-    found = points("async_program", tmp_path, where)
+    found = points("async_program", tmp_path, where, rounds(5, 1), chaos_seed())
     counts = {kind: len(calls) for kind, calls in found.items()}
     assert counts == {"AsyncProducer": 11, "AsyncPullConsumer": 17, "AsyncSimpleConsumer": 9}
     assert all(all(calls.values()) for calls in found.values()), "a call has no points: nothing was tried"
