@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import pickle
 import signal
 import sys
@@ -27,9 +26,10 @@ from placement.actor_lifecycle import stop_actors
 from placement.inventory import inventory, running
 from placement.plan import Plan, differences, make_plan, with_found_stores
 from placement.status import cluster_status
+from raymq.client.cluster.attach import attach_ray
 from raymq.common.config.cluster import ClusterSettings
 from raymq.common.errors import ClusterNotFoundError, RaymqError, ServiceNotAvailableError
-from raymq.common.names import GATEWAY_PREFIX, NAMESPACE
+from raymq.common.names import GATEWAY_PREFIX
 
 if TYPE_CHECKING:
     from placement.replica_nodes import Node
@@ -42,7 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     try:
-        ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        attach_ray(request["address"])
         _write_answer(result=_carry_out(request))
     except RaymqError as error:
         _write_answer(error=base64.b64encode(pickle.dumps(error)).decode())

@@ -126,14 +126,7 @@ def attach_ray(address: str | None) -> bool:
     if ray.is_initialized():
         _refuse_other_cluster(address)
         return False
-    found = address or find_address()
-    if found is None:
-        raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
-    # Test first whether a process listens at the address. Otherwise `ray.init` would wait a minute for a listener, and
-    # then end the whole process.
-    reason = _why_silent(found)
-    if reason:
-        raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
+    found = reachable_address(address)
     # If `ray.init` gets an explicit address, it does not load the Ray token of the operating-system user, so load it
     # here. Ray has no public function that loads the token.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -151,6 +144,26 @@ def attach_ray(address: str | None) -> bool:
         raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_NAME_ANOTHER}") from None
     note_connection()
     return True
+
+
+def reachable_address(address: str | None) -> str:
+    """Return the address of the Ray cluster to use, host:port of its GCS, without connecting this process to Ray.
+
+    A process listens at the returned address. `attach_ray` takes the same `address`, and raises the same errors. This
+    function does not check the token.
+    """
+    if ray.is_initialized():
+        _refuse_other_cluster(address)
+        return str(ray.get_runtime_context().gcs_address)
+    found = address or find_address()
+    if found is None:
+        raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
+    # Test first whether a process listens at the address. Otherwise `ray.init` would wait a minute for a listener, and
+    # then end the whole process.
+    reason = _why_silent(found)
+    if reason:
+        raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
+    return found
 
 
 def connected_by_raymq() -> bool:

@@ -28,6 +28,7 @@ from raymq.client.cluster.attach import (
     find_address,
     latest_started,
     latest_started_file,
+    reachable_address,
     read_head,
     run_directory,
     write_head,
@@ -86,11 +87,11 @@ def up(
         progress("starting Ray on this machine")
         head = _start_ray()
     try:
-        attach_ray(address)
         if wait_nodes is not None:
+            attach_ray(address)
             label = settings.placement.node_label
             await_nodes(wait_nodes, wait_timeout_s, progress, lambda: alive_nodes(label))
-        result = launch("start", ray.get_runtime_context().gcs_address, settings, progress, board=True)
+        result = launch("start", reachable_address(address), settings, progress, board=True)
     except BaseException:
         ray.shutdown()
         if head is not None:
@@ -103,11 +104,7 @@ def up(
 def down(address: str | None, progress: ProgressCallback) -> list[str]:
     """Stop raymq's actors, and also Ray if `up` started it. Returns the actors' names."""
     head = read_head() if address is None else None
-    attach_ray(address)
-    try:
-        stopped: list[str] = launch("stop", ray.get_runtime_context().gcs_address, progress=progress)
-    finally:
-        ray.shutdown()
+    stopped: list[str] = launch("stop", reachable_address(address), progress=progress)
     if head is not None:
         progress("stopping Ray")
         head.stop()
@@ -116,11 +113,7 @@ def down(address: str | None, progress: ProgressCallback) -> list[str]:
 
 def status(address: str | None) -> ClusterStatus:
     """Return the state of all servers. Raises ClusterNotFoundError if no Ray runs, or if no raymq runs on it."""
-    attach_ray(address)
-    try:
-        found = ClusterStatus.of(launch("status", ray.get_runtime_context().gcs_address))
-    finally:
-        ray.shutdown()
+    found = ClusterStatus.of(launch("status", reachable_address(address)))
     if not found.actors:
         raise ClusterNotFoundError("this Ray cluster does not run raymq: start it with `raymq up`")
     return found
@@ -140,12 +133,8 @@ def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
 def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
     """Close the stores on this node before the node is removed (placement.operations). Returns the stores'
     names."""
-    attach_ray(address)
-    try:
-        closed: list[str] = launch("close", ray.get_runtime_context().gcs_address, progress=progress)
-        return closed
-    finally:
-        ray.shutdown()
+    closed: list[str] = launch("close", reachable_address(address), progress=progress)
+    return closed
 
 
 def install_board(output: str | None, address: str | None) -> dict[str, Any]:
@@ -162,21 +151,13 @@ def start_console(config: Path | None, address: str | None, progress: ProgressCa
     """
     settings = load_settings(config)
     progress("starting the console")
-    attach_ray(address)
-    try:
-        found: dict[str, Any] = launch("console", ray.get_runtime_context().gcs_address, settings, progress)
-        return found
-    finally:
-        ray.shutdown()
+    found: dict[str, Any] = launch("console", reachable_address(address), settings, progress)
+    return found
 
 
 def stop_console(address: str | None) -> bool:
     """Stop the web console. Returns False if no console runs."""
-    attach_ray(address)
-    try:
-        return bool(launch("stop_console", ray.get_runtime_context().gcs_address))
-    finally:
-        ray.shutdown()
+    return bool(launch("stop_console", reachable_address(address)))
 
 
 def start_gateways(config: Path | None, address: str | None, progress: ProgressCallback) -> list[dict[str, Any]]:
@@ -188,32 +169,20 @@ def start_gateways(config: Path | None, address: str | None, progress: ProgressC
     """
     settings = load_settings(config)
     progress("starting the gateway")
-    attach_ray(address)
-    try:
-        found: list[dict[str, Any]] = launch("gateways", ray.get_runtime_context().gcs_address, settings, progress)
-        return found
-    finally:
-        ray.shutdown()
+    found: list[dict[str, Any]] = launch("gateways", reachable_address(address), settings, progress)
+    return found
 
 
 def stop_gateways(address: str | None, progress: ProgressCallback) -> list[str]:
     """Stop all gateway processes. Returns their names."""
-    attach_ray(address)
-    try:
-        stopped: list[str] = launch("stop_gateways", ray.get_runtime_context().gcs_address, progress=progress)
-        return stopped
-    finally:
-        ray.shutdown()
+    stopped: list[str] = launch("stop_gateways", reachable_address(address), progress=progress)
+    return stopped
 
 
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
     """Run an action of placement.operations in the launch process, and return the action's result."""
-    attach_ray(address)
-    try:
-        result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
-        return result
-    finally:
-        ray.shutdown()
+    result: dict[str, Any] = launch(action, reachable_address(address), progress=progress, **arguments)
+    return result
 
 
 def _ray_command(*arguments: str) -> list[str]:

@@ -18,6 +18,8 @@ from tests.support.clusters.cluster import Sandbox, assert_gone, sandbox
 from tests.support.stores.live_directory import stats_below
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
+COMMAND_TIMEOUT_S = 300.0
+"""Timeout of one command in seconds. On a loaded machine, Ray alone may need two minutes to start."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def box() -> Iterator[Sandbox]:
         run_directory = box.home / ".raymq" / "run"
         # Stop the cluster if it still runs, because a failed test has not stopped it.
         if (run_directory / "ray-head.json").exists():
-            subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=150, check=True)
+            subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=True)
         for directory in (run_directory, run_directory.parent, box.home / ".ray"):
             if directory.exists():  # `raymq up` creates the directories when it starts Ray
                 for file in directory.iterdir():
@@ -40,13 +42,19 @@ def box() -> Iterator[Sandbox]:
 def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
     """Run a `raymq` command with --json. Returns its decoded output, or its error text if `code` is not 0."""
     done = subprocess.run(
-        [RAYMQ, *arguments, "--json"], cwd=box.work, capture_output=True, text=True, timeout=150, check=False
+        [RAYMQ, *arguments, "--json"],
+        cwd=box.work,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout) if code == 0 else done.stderr
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(box: Sandbox) -> None:
     assert "no Ray cluster runs on this machine" in raymq(box, "status", code=1)
     started = raymq(box, "up", "--data-dir", str(box.data))["actors"]
