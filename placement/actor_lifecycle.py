@@ -1,6 +1,9 @@
 """Starts a storage actor on the node that has the store's disk, and ends actors cleanly, in an order that keeps data
 complete. Has the steps that replace a server with changed settings, and that keep it if the new settings are wrong.
 
+Actors of one kind close at the same time. So a stop does not take longer if a cluster has more stores, and a stop waits
+CLOSE_TIMEOUT_S only once for all actors of one kind that hang.
+
 Only `start_storage` imports the servers' code. The import takes 0.2 s of processor time, which a program that stops
 actors saves.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Collection, Iterable
+from itertools import groupby
 from typing import Final
 
 import ray
@@ -21,9 +25,12 @@ from placement.specs import StoragePlan
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.common.errors import ConfigError, NoPermissionError, RaymqError, ServiceNotAvailableError
 from raymq.common.names import CONSOLE, CONTROLLER, GATEWAY_PREFIX
+from raymq.common.parallel import map_parallel
 from raymq.remoting.actor_ref import ActorRef, find_actor
 
 CLOSE_TIMEOUT_S: Final = 30.0
+CLOSING_MAX: Final = 16
+"""Maximum number of actors that close at the same time."""
 _CLOSED_PREFIXES: Final = (GATEWAY_PREFIX, "pull-", "rebalance-", "broker-", "storage-", "replicator-")
 """The name prefixes of the actors that have a method `close`."""
 GOES_ON: Final = "nothing was changed: what ran before goes on"
@@ -64,14 +71,17 @@ def stop_actors(progress: ProgressCallback = lambda step: None, only: Iterable[s
     """Stop raymq's actors, or only the actors in `only`: consumers first, stores last. Returns the names of the stopped
     actors.
 
-    An actor that does not close within CLOSE_TIMEOUT_S is killed. The store of a killed actor recovers when it is
-    opened again.
+    Actors of one kind, such as all stores, stop at the same time, at most CLOSING_MAX of them. All actors of one kind
+    end before an actor of the next kind stops. An actor that does not close within CLOSE_TIMEOUT_S is killed. The store
+    of a killed actor recovers when it is opened again. Raises NoPermissionError after the stop of the actors of the
+    same kind, if this process's user may not close an actor. The actors of the next kinds then keep running.
     """
     names = running() if only is None else list(only)
     order = sorted(names, key=lambda name: (_stop_rank(name), name))
-    for name in order:
-        progress(f"stopping {name}")
-        end_actor(name)
+    for _, one_kind in groupby(order, key=_stop_rank):
+        stopping = list(one_kind)
+        progress(f"stopping {', '.join(stopping)}")
+        map_parallel(end_actor, stopping, threads_max=CLOSING_MAX, name="stop")
     return order
 
 
