@@ -45,9 +45,9 @@ def official_python() -> Path:
     requirements, python = CLIENTS / "requirements.txt", PYTHON_FOLDER / "bin" / "python"
 
     def install() -> None:
-        _run([sys.executable, "-m", "venv", "--clear", str(PYTHON_FOLDER)])
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--no-deps", "--require-hashes", "--requirement", str(requirements)])
+        _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(PYTHON_FOLDER)])
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "install", "--no-deps", "--require-hashes", "--requirement", str(requirements)])
 
     _once(PYTHON_FOLDER, f"{sys.version}\n{requirements.read_text()}", install)
     return python

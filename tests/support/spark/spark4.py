@@ -67,7 +67,7 @@ def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str
     state = f"{sys.version}\n{packages}\n{constraints.read_text()}"
     installed = folder / ".installed"
     if not installed.exists() or installed.read_text() != state:
-        _run(sys.executable, "-m", "venv", "--clear", str(folder))
+        _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
         _pip(python, "--constraint", str(constraints), str(wheel), *packages)
         installed.write_text(state)
     _pip(python, "--no-deps", "--force-reinstall", str(wheel))
@@ -75,7 +75,8 @@ def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check")
+    _run(*pip, "install", *arguments)
 
 
 def _run(*command: str) -> None:
