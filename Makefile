@@ -33,8 +33,8 @@ chaos: compiled
 durations: compiled
 	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) --record-durations $(TESTS) tests/chaos
 
-# The same as make chaos with many more rounds and seeds. Files elsewhere that name RAYMQ_SOAK or rounds() have long runs, too.
-SOAKED = $(shell grep --recursive --files-with-matches --include="test_*.py" -e RAYMQ_SOAK -e "rounds(" $(TESTS))
+# The same as make chaos with many more rounds and seeds. Files elsewhere that name RAYMQ_SOAK or import rounds have long runs, too.
+SOAKED = $(shell grep --recursive --files-with-matches --include="test_*.py" -e RAYMQ_SOAK -e "import .*rounds" $(TESTS))
 soak: compiled
 	RAYMQ_SOAK=1 $(PYTEST) --timeout 7200 tests/chaos tests/property $(filter-out tests/property/%,$(SOAKED))
 
