@@ -32,7 +32,7 @@ def check_spark4(needed: tuple[int, int], user: str, installed: str | None = Non
         installed = pyspark.__version__
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < needed:
-        remedy = f"{install} (in an environment without RayDP)"
+        remedy = f"{install} (in an environment without RayDP 1.6)"
         if not installed.startswith("4."):
             remedy += ", or use read_topic and stream_topic, which run on Spark 3.5"
         raise ClientStateError(f"{user} needs Spark {wanted} or newer, but Spark {installed} is installed: {remedy}")

@@ -15,14 +15,31 @@ import raydp
 from pyspark.sql import functions
 
 import raymq
-from raydp_jobs import read_topic, spark_session, stream_progress, stream_topic, topic_sink, write_topic
+from raydp_jobs import (
+    read_topic,
+    register_raymq,
+    spark_session,
+    stream_progress,
+    stream_topic,
+    topic_sink,
+    write_topic,
+)
 from raydp_jobs.jobs import archive, replay, topic_stats, windowed_counts
 from raydp_jobs.jobs.windowed_counts import Windows
 
 MESSAGES = 1200
 QUEUES = 4
 BATCH = 500
-TOPICS = {"orders": QUEUES, "copy": 2, "sorted": 1, "sunk": 2, "counts": 2, "replayed": 2}
+TOPICS = {
+    "orders": QUEUES,
+    "copy": 2,
+    "sorted": 1,
+    "sunk": 2,
+    "counts": 2,
+    "replayed": 2,
+    "formatted": 3,
+    "streamed": 2,
+}
 
 
 def send(client: raymq.Client) -> None:
@@ -103,6 +120,32 @@ def results(client: raymq.Client, folder: Path) -> dict[str, Any]:
         found["counted"] = sum(json.loads(row["body"])["messages"] for row in counts)
         found["replay"] = replay.run(client, folder / "archive" / "orders", "replayed").sent
         found["replayed"] = bodies("replayed")
+
+        register_raymq(spark, client=client)
+        of_format = spark.read.format("raymq").option("topic", "orders").option("columns", "body,tags").load()
+        found["format"] = [
+            of_format.where("tags = 'b'").count(),
+            of_format.schema == orders.select("body", "tags").schema,
+        ]
+        of_format.write.format("raymq").option("topic", "formatted").mode("append").save()
+        found["formatted"] = bodies("formatted")
+        # The format continues from the checkpoint of stream_topic, so it adds only the message that is new.
+        with client.producer("raydp4") as producer:
+            producer.send(raymq.Message("orders", b"%d" % MESSAGES))
+        for checkpoint in ("sink", "streamed"):
+            rows = spark.readStream.format("raymq").option("topic", "orders").option("columns", "body")
+            query = (
+                rows.option("starting_offsets", "earliest")
+                .load()
+                .writeStream.format("raymq")
+                .option("topic", "streamed")
+                .option("checkpointLocation", str(folder / checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        written = read_topic(spark, "streamed", columns=["body"], client=client).collect()
+        found["streamed"] = sorted(int(row["body"]) for row in written) == [*range(MESSAGES + 1), MESSAGES]
     return found
 
 

@@ -1,5 +1,5 @@
 """Tests of RayDP's pre-release on Spark 4, in an environment with the extra `spark4`: reads, writes, streams and the
-jobs give the results that they give on Spark 3.5."""
+jobs give the results that they give on Spark 3.5, and `format("raymq")` works in the same session."""
 
 from __future__ import annotations
 
@@ -52,4 +52,7 @@ def test_reads_writes_streams_and_jobs_run_on_spark_4(tmp_path: Path) -> None:
         "counted": messages,
         "replay": messages,
         "replayed": True,
+        "format": [messages // 2, True],
+        "formatted": True,
+        "streamed": True,
     }

@@ -47,8 +47,7 @@ JAVA_MIN = 17
 def raydp4_python(directory: Path) -> Path:
     """Install the packages of the extra `spark4`, and raymq from its wheel, into a virtual environment. Returns its
     Python. `directory`, and the errors: as for `spark4_python`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return spark4_python(directory, RAYDP4_FOLDER, tuple(project["optional-dependencies"]["spark4"]))
+    return spark4_python(directory, RAYDP4_FOLDER, tuple(_project()["optional-dependencies"]["spark4"]))
 
 
 def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str] = SPARK4) -> Path:
@@ -64,7 +63,8 @@ def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str
     pins = sorted(f"{one.name}=={one.version}" for one in installed_here if one.name.lower() not in OTHER_VERSIONS)
     constraints, python = directory / "constraints.txt", folder / "bin" / "python"
     constraints.write_text("\n".join(pins) + "\n")
-    state = f"{sys.version}\n{packages}\n{constraints.read_text()}"
+    # A change of raymq's own dependencies also needs a new environment.
+    state = f"{sys.version}\n{packages}\n{_project()['dependencies']}\n{constraints.read_text()}"
     installed = folder / ".installed"
     if not installed.exists() or installed.read_text() != state:
         _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
@@ -72,6 +72,12 @@ def spark4_python(directory: Path, folder: Path = FOLDER, packages: Sequence[str
         installed.write_text(state)
     _pip(python, "--no-deps", "--force-reinstall", str(wheel))
     return python
+
+
+def _project() -> dict[str, Any]:
+    """Return the table `project` of pyproject.toml."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
 
 
 def _pip(python: Path, *arguments: str) -> None:
