@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from raymq.gateway.front.header_blocks import header_block
 
@@ -63,6 +63,11 @@ class CallMetadata(Mapping[str, str]):
         if not _is_metadata(field):
             raise KeyError(name)
         return self._fields[field].decode("utf-8", "replace")
+
+    # Mapping's `get` raises and catches a KeyError for each header that a call does not have.
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._fields.get(field := name.encode())
+        return value.decode("utf-8", "replace") if value is not None and _is_metadata(field) else default
 
     def __iter__(self) -> Iterator[str]:
         return (name.decode("ascii") for name in self._fields if _is_metadata(name))

@@ -188,6 +188,8 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = now_s = time.monotonic()
+        # the calls need no turn of the event loop for their output: it is written below
+        self._flushes = True
         for event in self.http2.receive(data, now_s):
             call = self.calls.get(event.stream_id)
             if isinstance(event, RequestData):
