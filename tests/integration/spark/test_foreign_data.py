@@ -27,7 +27,9 @@ from pyspark.sql.streaming import DataStreamWriter
 
 import raymq
 from raydp_jobs import read_topic, stream_topic, topic_sink, write_topic
-from raydp_jobs.jobs import topic_stats, windowed_counts
+from raydp_jobs.jobs import archive, replay, topic_stats, windowed_counts
+from raydp_jobs.jobs.archive_check import verify
+from raydp_jobs.jobs.replay_source import Selection
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.stream.topic_stream import StartingOptions
 from raymq.client.scan.ranges import ScanOptions
@@ -396,6 +398,27 @@ def test_two_sinks_of_a_stream_have_the_rows_that_pandas_selects(
     assert plain(written) == sorted(2 * plain(chosen))
     assert sum(told) == len(chosen)
     assert {path.name for path in Path(place, topic).iterdir()} == {"first", "second"}
+
+
+@in_soak
+def test_an_archive_and_its_replay_have_the_rows_that_pandas_selects(
+    mq: raymq.Client, spark: SparkSession, stored: Stored, topic: str, tmp_path: Path
+) -> None:
+    table = stored.table
+    late = LATE(table)
+    early = archive.run(spark, mq, TOPIC, tmp_path, before_ms=stored.middle_ms, skip_lost=True, round_messages=5000)
+    rest = archive.run(spark, mq, TOPIC, tmp_path)
+    assert (early.messages, rest.messages) == ((~late).sum(), late.sum())
+    assert verify(tmp_path, TOPIC).problems == ()
+    broker_name, queue_id = table.broker_name.iloc[0], int(table.queue_id.iloc[0])
+    chosen = table[late & (table.lgID == "AL") & (table.broker_name == broker_name) & (table.queue_id == queue_id)]
+    selection = Selection(Period(stored.middle_ms), frozenset({(broker_name, queue_id)}), frozenset({"AL"}))
+    for expected in ((len(chosen), 0), (0, len(chosen))):
+        done = replay.run(mq, tmp_path / TOPIC, topic, rate=20_000, selection=selection, name="lahman")
+        assert (done.selected, (done.sent, done.stored_before)) == (len(chosen), expected)
+    replayed = table_of(read_topic(spark, topic, client=mq).collect())
+    assert len(chosen)
+    assert plain(replayed) == plain(chosen)
 
 
 @in_soak
