@@ -480,8 +480,8 @@ def _group(world: World) -> list[Node]:
 
 
 def _counted_members(world: World) -> frozenset[int]:
-    """Return the members of the sync-state set, and those of the former set if it may be valid again: if the elected
-    master does not lead yet, or has not received a smaller set."""
+    """Return the members of the sync-state set. The members of the former set count, too, if this set may be valid
+    again: if the elected master does not lead yet, or has not received a smaller set."""
     if not world.controller.records:
         return frozenset()
     record = world.controller.records[-1]
