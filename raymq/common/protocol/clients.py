@@ -24,6 +24,7 @@ class ConsumerData:
     """One consumer of a client. `subscriptions`: maps a topic to its tag expression. `member`: the consumer's member
     name in its group, or empty. `since_ms`: the consumer's start, in ms since 1970 by the client's clock (0: unknown).
     `language` and `version`: the library of a consumer that a gateway announces; empty for the client's own library.
+    `consume_mode`: "queue" if the members share the group's queues, "share" if they share all messages, under leases.
     """
 
     group: str
@@ -35,6 +36,7 @@ class ConsumerData:
     since_ms: int = field(default=0, compare=False)
     language: str = ""
     version: str = ""
+    consume_mode: str = "queue"
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class ClientMembers:
             member=client_id,
             language=language_name(library.language),
             version=library.version[:VERSION_CHARS_MAX],
+            consume_mode="share",
         )
         known = self._members.get(client_id)
         if known is not None and known.data == data:

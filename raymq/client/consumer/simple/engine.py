@@ -15,13 +15,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.pop_steps import SETTLE_TIMEOUT_S
-from raymq.client.consumer.simple.received_message import ReceivedMessage, parts_of
-from raymq.client.consumer.simple.renewal import RENEWED_MIN_S, Renewer
+from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parts_of
+from raymq.client.consumer.simple.renewal import RENEW_MAX_S, RENEWED_MIN_S, Renewer
 from raymq.client.consumer.simple.settings import SimpleSettings
+from raymq.client.consumer.simple.taken_messages import RECEIVE_MAX_BYTES
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
@@ -42,9 +43,19 @@ NO_BROKER_PAUSE_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
+class _ReceiveLimits(NamedTuple):
+    """What a receive asks for: the number of messages, their invisible time in ms, and about how many bytes of records
+    to read of each broker's answer."""
+
+    max_messages: int
+    invisible_ms: int
+    max_bytes: int
+
+
 class SimpleEngine:
     """Engine of one simple consumer. Thread-safe: several threads may receive. `announce` is called with the consumer's
-    description for administrators."""
+    description for administrators. `renew_max_s`: the time after a receive for which its messages are renewed, if the
+    settings say that leases are renewed."""
 
     def __init__(
         self,
@@ -55,10 +66,12 @@ class SimpleEngine:
         names: Namespace = NO_NAMESPACE,
         announce: Callable[[SimpleEngine, ConsumerData], None],
         on_close: Callable[[SimpleEngine], None],
+        renew_max_s: float = RENEW_MAX_S,
     ) -> None:
         self.settings, self.names = settings, names
         self.pop = PopCalls(settings.group, routes=routes, storages=storages, names=names, start=settings.start)
-        self._renewer = Renewer(settings.group, self.pop.extend_once) if settings.auto_renew else None
+        renews = settings.auto_renew
+        self._renewer = Renewer(settings.group, self.pop.extend_once, renew_max_s) if renews else None
         self._routes, self._announce, self._on_close = routes, announce, on_close
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
@@ -71,8 +84,12 @@ class SimpleEngine:
     def subscribe(self, topic: str, expression: str | SqlFilter) -> None:
         """Subscribe to a topic. Blocks until the topic's route is known."""
         self.check_open()
-        topic = self.names.wrap(topic)
-        subscription = Subscription.parse(topic, expression)
+        self.add(Subscription.parse(self.names.wrap(topic), expression))
+
+    def add(self, subscription: Subscription) -> None:
+        """Subscribe to the topic of a subscription, whose name has its namespace. Blocks until the topic's route is
+        known."""
+        topic = subscription.topic
         if subscription.predicate is not None:
             raise InvalidArgumentError(
                 f"a simple consumer cannot filter topic {topic!r} by a predicate: subscribe by tags or to all "
@@ -95,7 +112,9 @@ class SimpleEngine:
         with self._lock:
             expressions = {topic: one.description for topic, one in self._subscriptions.items()}
         where = self.settings.start.where
-        data = ConsumerData(self.settings.group, "POP", expressions, consume_from=where, member=self._name)
+        data = ConsumerData(
+            self.settings.group, "POP", expressions, consume_from=where, member=self._name, consume_mode="share"
+        )
         self._announce(self, data)
 
     # Methods that answer administrators' queries
@@ -120,8 +139,11 @@ class SimpleEngine:
 
     # Methods that receive messages
 
-    def receive(self, max_messages: int, invisible_s: float, wait_s: float) -> list[ReceivedMessage]:
-        """Receive up to `max_messages` messages. Blocks up to `wait_s` for the first message."""
+    def receive(
+        self, max_messages: int, invisible_s: float, wait_s: float, max_bytes: int = RECEIVE_MAX_BYTES
+    ) -> list[ReceivedMessage]:
+        """Receive up to `max_messages` messages, and about `max_bytes` of each broker. Blocks up to `wait_s` for the
+        first message."""
         self.check_open()
         with self._lock:
             subscriptions = dict(self._subscriptions)
@@ -131,7 +153,7 @@ class SimpleEngine:
             raise InvalidArgumentError(
                 f"with auto_renew, invisible_s of a receive must be at least {RENEWED_MIN_S:g} s, not {invisible_s:g}"
             )
-        wish = (max_messages, round(invisible_s * 1000))
+        wish = _ReceiveLimits(max_messages, round(invisible_s * 1000), max_bytes)
         deadline_s = time.monotonic() + wait_s
         backoff, ask = Backoff(), self._look
         while True:
@@ -155,11 +177,11 @@ class SimpleEngine:
                 ask = self._look
 
     def _look(
-        self, wish: tuple[int, int], subscriptions: Mapping[str, Subscription], wait_s: float
+        self, wish: _ReceiveLimits, subscriptions: Mapping[str, Subscription], wait_s: float
     ) -> tuple[list[ReceivedMessage], dict[str, RaymqError]]:
         """Request messages from the topics' brokers in turn, until one broker returns messages. Waits up to `wait_s`
         for messages only if the topics have one broker. If no broker returns any, also returns the errors of the
-        brokers that could not be called. `wish`: the number of messages, and their invisible time in ms."""
+        brokers that could not be called."""
         brokers = self.pop.brokers_of(sorted(subscriptions))
         names = sorted(brokers)
         with self._lock:
@@ -169,20 +191,20 @@ class SimpleEngine:
         each_s = min(wait_s, RECEIVE_WAIT_S) if len(names) == 1 else 0.0
         for name in names[first:] + names[:first]:
             try:
-                answer = self.pop.lease(name, brokers[name], *wish, each_s, ordered=self.settings.ordered)
+                answer = self.pop.lease(name, brokers[name], *wish[:2], each_s, ordered=self.settings.ordered)
             except RaymqError as error:
                 self._check_retryable(error, brokers[name])
                 errors[name] = error
                 continue
             leased_s = time.monotonic()
-            messages = self.pop.read(name, answer, subscriptions)
+            messages = self.pop.read(name, answer, subscriptions, wish.max_bytes)
             if messages:
                 return self._held(messages, wish, leased_s), {}
         return [], errors
 
     def _wait_at_all(
         self,
-        wish: tuple[int, int],
+        wish: _ReceiveLimits,
         subscriptions: Mapping[str, Subscription],
         wait_s: float,
         without: Container[str] = (),
@@ -196,7 +218,7 @@ class SimpleEngine:
             time.sleep(min(wait_s, NO_BROKER_PAUSE_S))
             return [], {}
         each_s = min(wait_s, RECEIVE_WAIT_S)
-        answers = self.pop.lease_at_all(brokers, *wish, each_s, ordered=self.settings.ordered)
+        answers = self.pop.lease_at_all(brokers, *wish[:2], each_s, ordered=self.settings.ordered)
         leased_s = time.monotonic()
         messages: list[ReceivedMessage] = []
         errors: dict[str, RaymqError] = {}
@@ -204,10 +226,10 @@ class SimpleEngine:
             try:
                 if isinstance(answer, RaymqError):
                     raise answer
-                messages += self.pop.read(name, answer, subscriptions)
+                messages += self.pop.read(name, answer, subscriptions, wish.max_bytes)
             except RaymqError as error:
                 errors[name] = error
-        wanted, surplus = messages[: wish[0]], messages[wish[0] :]
+        wanted, surplus = messages[: wish.max_messages], messages[wish.max_messages :]
         if surplus:
             self._give_back(surplus)
         if not wanted:
@@ -223,10 +245,10 @@ class SimpleEngine:
         for topic in topics:
             self._routes.invalidate(topic)
 
-    def _held(self, messages: list[ReceivedMessage], wish: tuple[int, int], leased_s: float) -> list[ReceivedMessage]:
+    def _held(self, messages: list[ReceivedMessage], wish: _ReceiveLimits, leased_s: float) -> list[ReceivedMessage]:
         """Return messages, and renew their leases from now on if the consumer does so."""
         if messages and self._renewer is not None:
-            self._renewer.hold(messages, wish[1], leased_s)
+            self._renewer.hold(messages, wish.invisible_ms, leased_s)
         return messages
 
     def _give_back(self, messages: list[ReceivedMessage]) -> None:
@@ -281,6 +303,25 @@ class SimpleEngine:
         Returns for each handle whether its message was still leased and not acknowledged."""
         self.check_open()
         return self.pop.extend_invisible_handles(self.names.wrap(topic), handles, round(invisible_s * 1000))
+
+    def dead_letter(self, message: ReceivedMessage, attempts: int, failure: str) -> bool:
+        """Store a message as a dead letter of the group, and acknowledge it. `attempts`: the number of failed
+        deliveries. `failure`: why the message failed. Blocks until the broker has answered. Returns False without
+        storing a letter if the message was acknowledged or delivered again. Errors as of AsyncPopCalls.dead_letter."""
+        self.check_open()
+        receipt = message._receipt
+        stored = self.pop.dead_letter(receipt.topic, receipt.handle(message.queue_offset), attempts, failure)
+        self.release([message])
+        return stored
+
+    def release(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Renew these messages no more. Messages that are not acknowledged are delivered again after their lease."""
+        self._settled(messages)
+
+    def valid_until_s(self, receipt: Receipt) -> float:
+        """Return when a renewed lease ends if it is not renewed again, a time of `time.monotonic`'s clock; 0 if the
+        consumer does not renew the lease."""
+        return 0.0 if self._renewer is None else self._renewer.valid_until_s(receipt)
 
     def _settled(self, messages: Iterable[ReceivedMessage]) -> None:
         """Renew these messages no more."""

@@ -25,7 +25,7 @@ from raymq.client.consumer.simple.pop_steps import (
     Steps,
 )
 from raymq.client.consumer.simple.received_message import ReceivedMessage
-from raymq.client.consumer.simple.taken_messages import MessageTaker
+from raymq.client.consumer.simple.taken_messages import RECEIVE_MAX_BYTES, MessageTaker
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import GroupNotExistError, RaymqError
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
@@ -132,11 +132,17 @@ class PopCalls:
         return answers
 
     def read(
-        self, broker_name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]
+        self,
+        broker_name: str,
+        answer: ReceiveAnswer,
+        subscriptions: Mapping[str, Subscription],
+        max_bytes: int = RECEIVE_MAX_BYTES,
     ) -> list[ReceivedMessage]:
         """Read the leased messages that the subscriptions want. Acknowledges the excluded messages, and forwards those
-        with too many attempts to the dead letters. `subscriptions`: the wanted messages, by topic."""
-        return self._taker.take(broker_name, answer, subscriptions) if answer.ranges else []
+        with too many attempts to the dead letters. `subscriptions`: the wanted messages, by topic. `max_bytes`: about
+        how many bytes of records to read; further messages are returned to the broker, and their attempt does not
+        count."""
+        return self._taker.take(broker_name, answer, subscriptions, max_bytes) if answer.ranges else []
 
     def report_reads(self) -> None:
         """Report to the stores how many messages were read from their mapped files. Blocks for a short call to each
@@ -188,6 +194,11 @@ class PopCalls:
         """Extend leases at one broker, without retries. Returns False for each lease that has ended. Raises RaymqError
         if the broker does not answer within `timeout_s`."""
         return self._run(self._steps.extend_once(broker_name, parts, invisible_ms, timeout_s))
+
+    def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
+        """Store a message of a topic as a dead letter of the group, and acknowledge it, by its handle. Arguments,
+        result and errors as of AsyncPopCalls.dead_letter."""
+        return self._run(self._steps.dead_letter(topic, handle, attempts, failure))
 
     # Calls to brokers
 

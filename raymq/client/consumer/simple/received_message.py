@@ -38,7 +38,8 @@ class Receipt:
     number of deliveries of its messages.
 
     `whole`: the number of messages in the lease; 0 if unknown. An acknowledgement of this many messages covers the
-    whole lease. `retry_intervals_s`: as in the group's settings; empty if unknown.
+    whole lease. `retry_intervals_s`: as in the group's settings; empty if unknown. `retry_max_times`: as in the group's
+    settings; -1 if unknown. `size_bytes`: the size of the records that were read of the lease; 0 if unknown.
     """
 
     topic: str
@@ -51,6 +52,8 @@ class Receipt:
     ordered: bool = False
     whole: int = 0
     retry_intervals_s: tuple[float, ...] = ()
+    retry_max_times: int = -1
+    size_bytes: int = 0
 
     @property
     def lease_id(self) -> LeaseId:
@@ -72,7 +75,7 @@ class Receipt:
         """Return the receipt of the lease `new`, to which the broker moved messages of this lease."""
         places = (self.topic, self.broker_name, self.queue_id)
         lease = (new.start, new.pop_ms, new.invisible_ms, new.attempts)
-        return Receipt(*places, *lease, self.ordered, retry_intervals_s=self.retry_intervals_s)
+        return Receipt(*places, *lease, self.ordered, 0, self.retry_intervals_s, self.retry_max_times)
 
 
 def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:

@@ -43,13 +43,14 @@ Returns False for each lease that has ended."""
 @dataclass(slots=True)
 class _RenewedLease:
     """A lease that is renewed. `offsets`: its messages that are not acknowledged yet, as bits. `due_s`: when it is
-    renewed next. `until_s`: when the renewals end."""
+    renewed next. `until_s`: when the renewals end. `valid_until_s`: when the lease ends if it is not renewed again."""
 
     receipt: Receipt
     offsets: int
     invisible_ms: int
     due_s: float
     until_s: float
+    valid_until_s: float
 
 
 class DueLeases(NamedTuple):
@@ -61,9 +62,11 @@ class DueLeases(NamedTuple):
 
 
 class Renewals:
-    """The leases of one consumer that are renewed. Times are in s, of any one clock. Not thread-safe."""
+    """The leases of one consumer that are renewed, each for `max_s` after its receive. Times are in s, of any one
+    clock. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_s: float = RENEW_MAX_S) -> None:
+        self._max_s = max_s
         self._held: dict[LeaseId, _RenewedLease] = {}
 
     def __len__(self) -> int:
@@ -76,7 +79,8 @@ class Renewals:
             receipt = message._receipt
             known = self._held.get(receipt.lease_id)
             if known is None:
-                known = _RenewedLease(receipt, 0, invisible_ms, due_s, leased_s + RENEW_MAX_S)
+                ends_s = leased_s + self._max_s, leased_s + invisible_ms / 1000
+                known = _RenewedLease(receipt, 0, invisible_ms, due_s, *ends_s)
                 self._held[receipt.lease_id] = known
             known.offsets |= 1 << message.queue_offset - receipt.start
 
@@ -97,7 +101,7 @@ class Renewals:
             logger.warning(
                 "the messages of a lease of queue %s:%d were received %.1f h ago and not acknowledged: they are not "
                 "renewed any more, and are delivered again",
-                *(held.receipt.topic, held.receipt.queue_id, RENEW_MAX_S / 3600),
+                *(held.receipt.topic, held.receipt.queue_id, self._max_s / 3600),
             )
         calls: dict[tuple[str, int], DueLeases] = {}
         urgent: set[tuple[str, int]] = set()
@@ -116,6 +120,7 @@ class Renewals:
             held = self._held.get(lease_id)
             if held is not None and renewed:
                 held.due_s = now_s + held.invisible_ms / 2000
+                held.valid_until_s = now_s + held.invisible_ms / 1000
             elif held is not None:
                 del self._held[lease_id]
 
@@ -127,6 +132,11 @@ class Renewals:
                 held.due_s = now_s + RENEW_AGAIN_S
             elif held is not None:
                 del self._held[lease_id]
+
+    def valid_until_s(self, lease_id: LeaseId) -> float:
+        """Return the time at which a lease ends if it is not renewed again; 0 if the lease is not renewed."""
+        held = self._held.get(lease_id)
+        return 0.0 if held is None else held.valid_until_s
 
     def __contains__(self, lease_id: LeaseId) -> bool:
         return lease_id in self._held
@@ -147,11 +157,12 @@ class Renewals:
 
 
 class Renewer:
-    """Renews leases in a thread, until `close`. Thread-safe. The thread starts with the first lease."""
+    """Renews leases in a thread, until `close`, each for `max_s` after its receive. Thread-safe. The thread starts with
+    the first lease."""
 
-    def __init__(self, group: str, extend: Extend) -> None:
+    def __init__(self, group: str, extend: Extend, max_s: float = RENEW_MAX_S) -> None:
         self._group, self._extend = group, extend
-        self._renewals = Renewals()
+        self._renewals = Renewals(max_s)
         self._changed = threading.Condition()
         self._started = self._closed = False
 
@@ -170,6 +181,12 @@ class Renewer:
         """Renew messages no more, because they were acknowledged or moved to other leases."""
         with self._changed:
             self._renewals.settle(parts)
+
+    def valid_until_s(self, receipt: Receipt) -> float:
+        """Return when a lease ends if it is not renewed again, a time of `time.monotonic`'s clock; 0 if the lease is
+        not renewed, because its messages are settled or the lease has ended."""
+        with self._changed:
+            return self._renewals.valid_until_s(receipt.lease_id)
 
     def close(self) -> None:
         """Renew nothing any more. A renewal under way may still take effect. Idempotent."""

@@ -53,14 +53,18 @@ class MessageTaker:
         process first received it."""
 
     def take(
-        self, name: str, answer: ReceiveAnswer, subscriptions: Mapping[str, Subscription]
+        self,
+        name: str,
+        answer: ReceiveAnswer,
+        subscriptions: Mapping[str, Subscription],
+        max_bytes: int = RECEIVE_MAX_BYTES,
     ) -> list[ReceivedMessage]:
-        """Read the messages of leased ranges of the broker `name`. In order mode, the messages of a queue are sorted by
-        offset."""
+        """Read the messages of leased ranges of the broker `name`, up to about `max_bytes` of records. Further leased
+        messages are returned to the broker. In order mode, the messages of a queue are sorted by offset."""
         retries = Subscription.parse(retry_topic(self._group))
         messages: list[ReceivedMessage] = []
         unread: list[LeasePart] = []
-        left_bytes = RECEIVE_MAX_BYTES
+        left_bytes = min(max_bytes, RECEIVE_MAX_BYTES)
         for given in answer.ranges:
             if left_bytes <= 0:
                 unread.append(_part(given, given.start))
@@ -88,7 +92,8 @@ class MessageTaker:
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
         handed_out = given.count - int(given.without, 16).bit_count()
         whole = len(messages) if len(messages) == handed_out else 0
-        receipt = Receipt(*places, given.topic in answer.ordered_topics, whole, answer.retry_intervals_s)
+        is_ordered = given.topic in answer.ordered_topics
+        receipt = Receipt(*places, is_ordered, whole, answer.retry_intervals_s, retry_max_times, found.size_bytes)
         result = received(self._names.shown_messages(messages), receipt)
         # If the lease is of the retry topic, a message may have had too many attempts although the lease counts only a
         # few. The message's record also counts the attempts before the message was sent to the retry topic.

@@ -295,6 +295,14 @@ def test_a_message_is_forwarded_to_the_dead_letters_once(broker: FakeBroker) -> 
     assert broker.table.get(GROUP, *QUEUE) is None
 
 
+def test_a_thread_forwards_a_message_to_the_dead_letters_once_too(broker: FakeBroker) -> None:
+    [handle] = broker.lease(1)
+    assert calls().dead_letter("orders", handle, 5, "no money")
+    assert not calls().dead_letter("orders", handle, 5, "no money")
+    [letter] = broker.letters
+    assert (letter["attempts"], letter["failure"]) == (5, "no money")
+
+
 def test_an_acknowledged_message_is_not_forwarded(broker: FakeBroker) -> None:
     [handle] = broker.lease(1)
     assert calls().ack_handles(TOPIC, [handle]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -141,3 +142,23 @@ def test_a_refused_renewal_is_not_repeated(caplog: pytest.LogCaptureFixture) -> 
     renewer.hold(messages(10, 1), 20, time.monotonic())
     eventually(lambda: extend.made >= 1, "the renewal of another lease")
     renewer.close()
+
+
+def test_a_lease_is_valid_for_its_invisible_time_after_the_last_renewal() -> None:
+    renewals, received_now = Renewals(), messages(40, 1)
+    lease_id = received_now[0]._receipt.lease_id
+    assert renewals.valid_until_s(lease_id) == 0.0
+    renewals.hold(received_now, MS, 100.0)
+    assert renewals.valid_until_s(lease_id) == 160.0
+    renewals.failed([lease_id], 130.0, retryable=True)
+    assert renewals.valid_until_s(lease_id) == 160.0
+    renewals.renewed([lease_id], [True], 131.0)
+    assert renewals.valid_until_s(lease_id) == 191.0
+    renewals.renewed([lease_id], [False], 161.0)
+    assert renewals.valid_until_s(lease_id) == 0.0
+
+
+def test_a_lease_is_renewed_for_as_long_as_the_owner_says() -> None:
+    renewals = Renewals(math.inf)
+    renewals.hold(messages(40, 1), MS, 100.0)
+    assert len(renewals.due(100.0 + 10 * RENEW_MAX_S)) == 1

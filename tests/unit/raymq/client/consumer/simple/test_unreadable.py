@@ -94,3 +94,29 @@ def test_a_damaged_message_is_not_received_for_ever(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(taken_messages, "READ_REPAIR_WAIT_S", 0.0)
     _, calls = take(monkeypatch, attempts=1, retry_max_times=2, state=RepairState.PENDING)
     assert "change_invisible" not in [method for method, _, _ in calls.made]
+
+
+def test_a_receive_reads_about_as_many_bytes_as_asked_and_returns_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    located = stored([b"one", b"two", b"three", b"four"], {})
+    messages = read_messages(
+        located.data, located.starts, broker_name="broker-a", places=RecordPlaces.of(QUEUE, located)
+    )
+    limits: list[int] = []
+
+    def read(_: LeaseReader, name: str, given: LeasedRange, wanted: object, max_bytes: int) -> LeasedMessages:
+        limits.append(max_bytes)
+        return LeasedMessages(messages[:2], [(located, [0, 1])], 42, size_bytes=70)
+
+    monkeypatch.setattr(LeaseReader, "read", read)
+    reader = LeaseReader(None, None)  # type: ignore[arg-type]  # not asked
+    taker = MessageTaker("billing", reader, NO_NAMESPACE, lambda name, method, *args: calls.call(method, *args))
+    given = [LeasedRange("orders", 5, start, 4, 1, 60_000, 1) for start in (40, 50)]
+    found = taker.take("broker-a", ReceiveAnswer(tuple(given), 2, (), (5.0,)), {}, 60)
+    assert (limits, [message.body for message in found]) == ([60], [b"one", b"two"])
+    receipt = found[0]._receipt
+    assert (receipt.retry_max_times, receipt.retry_intervals_s, receipt.size_bytes) == (2, (5.0,), 70)
+    changed = [(args, how) for method, args, how in calls.made if method == "change_invisible"]
+    [((group, parts, invisible_ms, counted), _)] = changed
+    assert (group, invisible_ms, counted) == ("billing", 0, False)
+    assert [(part.start, int(part.offsets, 16)) for part in parts] == [(40, 0b1100), (50, 0b1111)]
