@@ -547,9 +547,11 @@ class Client(Closing):
         `consume_from` chooses the start offset in queues in which the group has committed nothing.
         `consume_timestamp_ms` (by default 30 minutes ago) is used with CONSUME_FROM_TIMESTAMP. The `options` are
         settings (raymq.client.consumer.push.settings), such as ``orderly=True`` (the messages of a queue one after
-        another), ``threads=4``, ``message_model=MessageModel.BROADCASTING``.
+        another), ``threads=4``, ``message_model=MessageModel.BROADCASTING``. With ``consume_mode="share"`` any number
+        of instances share the messages of any number of queues.
         """
         from raymq.client.consumer.push.consumer import PushConsumer
+        from raymq.client.consumer.share.feed import ShareFeed
         from raymq.client.request.replier import ListenerReplier, listener_trace
 
         self._check_open()
@@ -567,6 +569,7 @@ class Client(Closing):
             make_trace=None
             if self._trace is None
             else partial(listener_trace, self.names.wrap(group), self._trace.topic),
+            make_shared=ShareFeed,
             may_print=connected_by_raymq(),
         )
 

@@ -58,6 +58,8 @@ PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS
 PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+"""Property with a message's group (sharding key). Clients of a gateway store it; raymq's own producers do not."""
 PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
 """raymq's own property of a dead letter. Its value, in one line, is why the message failed last, or why the group could
 not read the message."""

@@ -130,6 +130,7 @@ def test_pages_with_snippets_are_run():
         "ray-serve.md",
         "recall-and-replay.md",
         "request-reply.md",
+        "share-mode.md",
         "simple-consumer.md",
         "topics.md",
         "trace.md",

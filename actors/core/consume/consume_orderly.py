@@ -25,11 +25,8 @@ from actors.core.consume.consume_service import (
 )
 from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
 from raymq.client.consumer.push.settings import PushSettings
-from raymq.common.protocol.consume_result import ConsumeReport, Failure
+from raymq.common.protocol.consume_result import SUSPEND_MAX_MS, SUSPEND_MIN_MS, ConsumeReport, Failure
 
-SUSPEND_MIN_MS: Final = 10
-SUSPEND_MAX_MS: Final = 30_000
-"""Maximum pause, in ms, of a queue after a message has failed; SUSPEND_MIN_MS is the minimum."""
 DEATH_PAUSE_MAX_S: Final = 30.0
 """Maximum pause of a queue, in seconds, after the listener's process has died. The pause starts at 1 s and doubles with
 each death."""

@@ -17,6 +17,9 @@ from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, check_fie
 
 TIMEOUT_DELAY_LEVEL: Final = 3
 """The delay level of a retry after a listener call timed out (spec/messaging.md §5.8)."""
+SUSPEND_MIN_MS: Final = 10
+SUSPEND_MAX_MS: Final = 30_000
+"""Bounds in ms of the pause after a failure in order mode."""
 
 
 _RANGES: Final = {

@@ -13,7 +13,13 @@ from typing import Final
 
 from raymq.client.producer.checks.topic_types import check_type
 from raymq.common.errors import MessageIllegalError
-from raymq.common.message import RESERVED_PROPERTIES, TIMER_DELAY_MAX_MS, Message, with_added_properties
+from raymq.common.message import (
+    PROPERTY_SHARDING_KEY,
+    RESERVED_PROPERTIES,
+    TIMER_DELAY_MAX_MS,
+    Message,
+    with_added_properties,
+)
 from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.gateway.convert.bodies import body_of
 from raymq.gateway.convert.statuses import CallRefusedError
@@ -22,7 +28,6 @@ from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, MessageType
 from raymq.records.format.message_id import checked_message_id
 
-PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
 PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"

@@ -14,6 +14,7 @@ from raymq.common.message import (
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
     PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_SHARDING_KEY,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
     MessageExt,
@@ -23,7 +24,6 @@ from raymq.gateway.convert.incoming import (
     CLIENT_PROPERTIES,
     PROPERTY_BORN_HOST,
     PROPERTY_BORN_TIMESTAMP,
-    PROPERTY_SHARDING_KEY,
     PROPERTY_TRACE_CONTEXT,
 )
 from raymq.gateway.convert.times import duration, timestamp

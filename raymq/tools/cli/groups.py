@@ -269,12 +269,16 @@ def _config_result(config: GroupConfig) -> CommandResult:
 @command(group, "members")
 @group_argument
 def group_members(admin: Admin, group_name: str) -> CommandResult:
-    """Show a group's consumers, the hosts where they run, and their libraries. Example: raymq group members billing"""
-    names = ["client", "member", "host", "pid", "language", "version", "type", "model", "silent_s"]
+    """Show a group's consumers, the hosts where they run, their libraries, and their mode: "queue" if the members share
+    the group's queues, "share" if they share all messages.
+
+    Example: raymq group members billing
+    """
+    names = ["client", "member", "host", "pid", "language", "version", "type", "mode", "model", "silent_s"]
     rows = [
         [
             *(c.client_id, c.consumer.member, c.host, c.pid, c.language, c.version),
-            *(c.consumer.consume_type, c.consumer.message_model.value, round(c.silent_s, 1)),
+            *(c.consumer.consume_type, c.consumer.consume_mode, c.consumer.message_model.value, round(c.silent_s, 1)),
         ]
         for c in admin.consumer_connections(group_name)
     ]

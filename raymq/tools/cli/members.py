@@ -44,6 +44,7 @@ def group_connections(admin: Admin, group_name: str) -> CommandResult:
             "language": one.language,
             "version": one.version,
             "type": one.consumer.consume_type,
+            "mode": one.consumer.consume_mode,
             "model": one.consumer.message_model.value,
             "consume_from": one.consumer.consume_from.name,
             "subscriptions": dict(one.consumer.subscriptions),
@@ -53,11 +54,11 @@ def group_connections(admin: Admin, group_name: str) -> CommandResult:
         for one in found
     ]
     now_ms = time.time_ns() // 1_000_000
-    names = ["client", "member", "node", "library", "type", "model", "subscriptions", "for", "silent_s"]
+    names = ["client", "member", "node", "library", "type", "mode", "model", "subscriptions", "for", "silent_s"]
     cells = [
         [
             *(row["client"], row["member"], str(row["node"])[:8], f"{row['language']} {row['version']}"),
-            *(row["type"], row["model"]),
+            *(row["type"], row["mode"], row["model"]),
             "; ".join(f"{topic}: {what}" for topic, what in sorted(one.consumer.subscriptions.items())),
             duration(max(0, now_ms - one.consumer.since_ms)) if one.consumer.since_ms else "",
             row["silent_s"],

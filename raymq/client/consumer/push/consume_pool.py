@@ -169,6 +169,11 @@ class ConsumePool:
             for request in self._running:
                 request.lease_until_s = until_s
 
+    def hold(self, request: ConsumeRequest, until_s: float) -> None:
+        """Set the lease of one request: after `until_s` no further listener call of the request begins."""
+        with self._lock:
+            request.lease_until_s = until_s
+
     def look(self) -> float:
         """Give up listener calls that exceed their timeout, and let more threads help with long requests. Returns the
         time in s until the next check is due; infinity if nothing runs."""

@@ -22,12 +22,18 @@ from raymq.client.consumer.push.listener import (
     BatchHandler,
     ListenerActor,
     MessageHandler,
+    SharedInstance,
     ShippedListener,
     ship,
     ship_hook,
 )
-from raymq.client.consumer.push.settings import BATCH_MAX_MOST, PushSettings
-from raymq.client.consumer.push.subscription import PushSubscription, RunningInstance
+from raymq.client.consumer.push.modes import check_modes
+from raymq.client.consumer.push.settings import BATCH_MAX_MOST, ConsumeMode, PushSettings
+from raymq.client.consumer.push.subscription import (
+    PushSubscription,
+    RunningInstance,
+    RunningSharedInstance,
+)
 from raymq.client.consumer.rebalance_client import check_expressions
 from raymq.client.consumer.subscription import Expression, Subscription
 from raymq.common import identity
@@ -69,6 +75,10 @@ class PushOptions(TypedDict, total=False):
     suspend_current_queue_time_ms: int
     offsets_dir: str | None
     instance_name: str | None
+    consume_mode: ConsumeMode
+    invisible_s: float
+    prefetch_messages: int
+    prefetch_mib: int
 
 
 class PushConsumer(OfProcess):
@@ -86,9 +96,11 @@ class PushConsumer(OfProcess):
         on_close: Callable[[PushSubscription], None],
         make_replier: Callable[[], Replier] | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
+        make_shared: Callable[..., SharedInstance] | None = None,
         may_print: bool = False,
     ) -> None:
-        """`may_print`: True if Ray does not print in this program what the listeners print, so that raymq may."""
+        """`may_print`: True if Ray does not print in this program what the listeners print, so that raymq may.
+        `make_shared`: creates an instance of the consume mode "share" in a Listener's process."""
         self._names = names
         check_option_names("a push consumer", options, PushOptions.__annotations__)
         self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
@@ -97,6 +109,7 @@ class PushConsumer(OfProcess):
         self._on_close = on_close
         self._make_replier = make_replier
         self._make_trace = make_trace
+        self._make_shared = make_shared if self._settings.is_shared else None
         self._may_print = may_print
         self._subscriptions: dict[str, Subscription] = {}
         self._listener: ShippedListener | None = None
@@ -160,7 +173,8 @@ class PushConsumer(OfProcess):
         num_cpus: float = 0,
         print_output: bool = True,
     ) -> PushSubscription:
-        """Start `instances` instances. Returns when all instances have loaded the listener and Pull actors serve them.
+        """Start `instances` instances. Returns when all instances have loaded the listener and are served: by Pull
+        actors, or in the consume mode "share" by the brokers.
 
         On success the group and its retry topic exist at the brokers. `runtime_env` and `num_cpus` are Ray's options
         for the listeners' processes. After an error nothing runs, and no group was created at the brokers.
@@ -169,10 +183,10 @@ class PushConsumer(OfProcess):
         (raymq.client.consumer.push.output). False leaves it only in Ray's log files. If the program itself connected
         to Ray, raymq does not print: Ray does, unless the program passed ``log_to_driver=False`` to `ray.init`.
 
-        Raises ClientStateError if the consumer has no subscription or no listener. Raises ListenerError if an instance
-        cannot load the listener. Raises SubscriptionConflictError if members of the group subscribe to a topic with
-        another expression. Raises NoPermissionError if the group may not consume in BROADCASTING mode
-        (consume_broadcast_enable).
+        Raises ClientStateError if the consumer has no subscription or no listener, or if members of the group consume
+        in the other mode (consume_mode). Raises ListenerError if an instance cannot load the listener. Raises
+        SubscriptionConflictError if members of the group subscribe to a topic with another expression. Raises
+        NoPermissionError if the group may not consume in BROADCASTING mode (consume_broadcast_enable).
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -183,11 +197,12 @@ class PushConsumer(OfProcess):
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
-        if settings.clustering:
+        brokers = tuple(sorted(self._routes.brokers()))
+        check_modes(settings, brokers)
+        if settings.clustering and not settings.is_shared:
             check_expressions(settings.group, "", settings.expressions)
         copy_output = print_output and self._may_print
         subscription = PushSubscription(settings.group, self._on_close, self._names)
-        brokers = tuple(sorted(self._routes.brokers()))
         with closed_on_error(subscription.close, f"the instances of group {settings.group!r}"):
             for index in range(instances):
                 instance = self._start_listener(_named(settings, index), options, brokers, copy_output=copy_output)
@@ -225,11 +240,13 @@ class PushConsumer(OfProcess):
                     user,
                     self._make_trace,
                     copy_output,
+                    self._make_shared,
                     access=None if user is None else ActorOwner(name, user, call_key),
                 )
             except ValueError:  # another actor has this name: try the next name
                 continue
-            return RunningInstance(instance, listener, traced=self._make_trace is not None)
+            kind = RunningSharedInstance if settings.is_shared else RunningInstance
+            return kind(instance, listener, traced=self._make_trace is not None)
         raise AssertionError("this code cannot be reached")
 
 

@@ -4,7 +4,8 @@ This module belongs to the client package, not to the servers, because the actor
 the user's `runtime_env` and the user's import path, which may hold packages with any name. The listener is sent as
 bytes of cloudpickle, pickled by value, so a function of the user's own module needs no installation on the workers.
 
-The Pull actor of the Listener's node hosts the instance (raymq.client.consumer.push.hosting). The Listener requests
+In the consume mode "share" the process receives messages itself (raymq.client.consumer.share.feed). In the mode "queue"
+the Pull actor of the Listener's node hosts the instance (raymq.client.consumer.push.hosting). The Listener requests
 tasks from the Pull actor, and reports finished messages (raymq.client.consumer.push.task_feed). Threads of a
 ConsumePool call the user's listener, so a call that blocks delays neither the reports nor other calls.
 
@@ -22,7 +23,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import cloudpickle
 import ray
@@ -100,6 +101,15 @@ def _dumps(thing: Any, what: str) -> bytes:
     )
 
 
+class SharedInstance(Protocol):
+    """The part of ShareFeed (raymq.client.consumer.share.feed) that a Listener calls."""
+
+    def begin(self, wait_s: float) -> bool: ...
+    def status(self) -> dict[str, Any]: ...
+    def suspend(self, *, suspended: bool) -> None: ...
+    def stop(self, wait_s: float) -> bool: ...
+
+
 class Listener:
     """The actor that runs the user's listener."""
 
@@ -113,9 +123,11 @@ class Listener:
         user: Identity | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
         copy_output: bool = False,
+        make_shared: Callable[..., SharedInstance] | None = None,
     ) -> None:
         """Load the listener and start its threads. `user`: the identity as which this process acts until it ends.
-        `make_trace`: creates the trace of deliveries. `copy_output`: copy what this process prints, for `output`."""
+        `make_trace`: creates the trace of deliveries. `copy_output`: copy what this process prints, for `output`.
+        `make_shared`: creates the instance in the consume mode "share"; None in the mode "queue"."""
         if user is not None:
             identity.take(user)
         self._output = OutputBuffer()
@@ -135,7 +147,10 @@ class Listener:
         self._replier: Replier | None = None
         self._trace: DeliveryTrace | None = None
         self._tasks: TaskFeed | None = None
-        """The feed that receives tasks from the Pull actor; None if the listener could not be loaded."""
+        """The feed that receives tasks from the Pull actor; None if the listener could not be loaded, and in the mode
+        "share"."""
+        self._shared: SharedInstance | None = None
+        """The instance in the mode "share"; None if the listener could not be loaded, and in the mode "queue"."""
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
@@ -149,16 +164,21 @@ class Listener:
         else:
             self._replier = None if make_replier is None else make_replier()
             self._trace = None if make_trace is None else make_trace()
-            self._tasks = TaskFeed(
-                handler,
-                settings,
-                takes_batch=shipped.takes_batch,
-                hooks=made,
-                replier=self._replier,
-                trace=self._trace,
-            )
+            how: dict[str, Any] = {
+                "takes_batch": shipped.takes_batch,
+                "hooks": made,
+                "replier": self._replier,
+                "trace": self._trace,
+            }
+            if make_shared is not None and instance is not None:
+                self._shared = make_shared(handler, settings, instance.name, **how)
+            else:
+                self._tasks = TaskFeed(handler, settings, **how)
         if instance is not None and was_restarted():
-            self._begin_hosting()
+            if make_shared is None:
+                self._begin_hosting()
+            elif self._shared is not None:
+                self._shared.begin(0.0)
 
     def _begin_hosting(self) -> Hosted:
         """Start the thread that keeps the instance hosted by the Pull actor of this node."""
@@ -183,6 +203,28 @@ class Listener:
         """Make a Pull actor host the instance, and return the actor's name. Returns an empty string if no Pull actor
         hosts the instance within `wait_s`."""
         return self._begin_hosting().where(wait_s)
+
+    def begin_shared(self, wait_s: float) -> bool:
+        """Start the instance in the mode "share", unless it has started. Returns True if it is connected within
+        `wait_s`. Raises ListenerError if the listener could not be loaded."""
+        return self._instance_of_share().begin(wait_s)
+
+    def shared_status(self) -> dict[str, Any]:
+        """Return the status of the instance in the mode "share" (raymq.client.consumer.push.subscription)."""
+        return self._instance_of_share().status()
+
+    def suspend_shared(self, suspended: bool) -> None:
+        """Stop or resume to receive messages in the mode "share"."""
+        self._instance_of_share().suspend(suspended=suspended)
+
+    def stop_shared(self, wait_s: float) -> bool:
+        """Stop the instance in the mode "share". Returns False if that takes longer than `wait_s`."""
+        return self._shared is None or self._shared.stop(wait_s)
+
+    def _instance_of_share(self) -> SharedInstance:
+        if self._shared is None:
+            raise ListenerError(f"the listener could not be loaded: {self._failure}")
+        return self._shared
 
     def ready(self) -> str:
         """Return the traceback if this process could not load the listener; an empty string if the listener is
@@ -233,6 +275,6 @@ class Listener:
 
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 8
-"""Number of threads for the actor's methods. Only `hosted_by` and `output` block such a thread, one call each; other
-threads call the listener."""
+"""Number of threads for the actor's methods. Only `hosted_by`, `output`, `begin_shared` and `stop_shared` block such a
+thread, one call each; other threads call the listener."""
 ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Final, Literal
 
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageModel
 from raymq.common.names import RETRY_PREFIX
-from raymq.common.numbers import INT32_MAX, NumberRange, check_fields
+from raymq.common.numbers import INT32_MAX, NumberRange, check_fields, shown
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import Allocation
+from raymq.common.protocol.pop import INVISIBLE_MAX_MS
 
 BATCH_MAX_MOST: Final = 1024
 _UNLIMITED: Final = -1
@@ -29,8 +30,30 @@ RANGES: Final = {
     "consume_timeout_s": NumberRange(0.1, 7.0 * 86_400),
     "max_reconsume_times": NumberRange(0, INT32_MAX, otherwise=_UNLIMITED),
     "suspend_current_queue_time_ms": NumberRange(-INT32_MAX, INT32_MAX),
+    "invisible_s": NumberRange(2.0, INVISIBLE_MAX_MS / 1000),
+    "prefetch_messages": NumberRange(1, 65_535),
+    "prefetch_mib": NumberRange(1, 1024),
 }
 """Allowed range of each numeric setting of a push consumer."""
+CONSUME_MODES: Final = ("queue", "share")
+ConsumeMode = Literal["queue", "share"]
+_OF_QUEUE_MODE: Final = (
+    "message_model",
+    "allocation",
+    "pull_batch_size",
+    "pull_interval_ms",
+    "pull_threshold_for_queue",
+    "pull_threshold_for_topic",
+    "pull_threshold_size_for_queue_mib",
+    "pull_threshold_size_for_topic_mib",
+    "consume_concurrently_max_span",
+    "max_reconsume_times",
+    "suspend_current_queue_time_ms",
+    "offsets_dir",
+    "instance_name",
+)
+_OF_SHARE_MODE: Final = ("invisible_s", "prefetch_messages", "prefetch_mib")
+"""The settings that have an effect in one mode only. The other mode refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +81,12 @@ class PushSettings:
     `instance_name` names the instances; without it, the names of their actors are used.
 
     `namespace`: the namespace of the group and the topics; the listener gets names without the namespace.
+
+    `consume_mode`: in the mode "queue" the instances share the group's queues. In the mode "share" every instance gets
+    messages of every queue, each under a lease (RocketMQ's POP). Only there: `invisible_s`, the time in s after which
+    the messages of an instance that died are delivered again; `prefetch_messages` and `prefetch_mib`, the most messages
+    and MiB of records that an instance leases. With `orderly` the mode "share" keeps the order of each message group.
+    Its retries follow the group's settings, with and without order.
     """
 
     group: str
@@ -81,6 +110,10 @@ class PushSettings:
     offsets_dir: str | None = None
     instance_name: str | None = None
     namespace: str = ""
+    consume_mode: ConsumeMode = "queue"
+    invisible_s: float = 30.0
+    prefetch_messages: int = 4096
+    prefetch_mib: int = 64
 
     def __post_init__(self) -> None:
         check_fields(self, RANGES)
@@ -88,11 +121,36 @@ class PushSettings:
             raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
         if self.group == "DEFAULT_CONSUMER":
             raise InvalidArgumentError("DEFAULT_CONSUMER cannot be used as a consumer group: choose another name")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Raise InvalidArgumentError if a setting or a subscription is impossible in the consume mode."""
+        if self.consume_mode not in CONSUME_MODES:
+            raise InvalidArgumentError(f"consume_mode must be 'queue' or 'share', not {shown(self.consume_mode)}")
+        idle = _OF_QUEUE_MODE if self.is_shared else _OF_SHARE_MODE
+        for one in fields(self):
+            if one.name in idle:
+                default = one.default if one.default_factory is MISSING else one.default_factory()
+                if getattr(self, one.name) != default:
+                    raise InvalidArgumentError(
+                        f"{one.name} has no effect with consume_mode={self.consume_mode!r}: leave it out"
+                    )
+        for subscription in self.subscriptions if self.is_shared else ():
+            if subscription.predicate is not None:
+                raise InvalidArgumentError(
+                    f"a consumer with consume_mode='share' cannot filter topic {subscription.topic!r} by a predicate: "
+                    "subscribe by tags or raymq.sql(...), or let the listener ignore messages"
+                )
 
     @property
     def retry_topic(self) -> str:
         """The retry topic, from which the group's failed messages are delivered again."""
         return RETRY_PREFIX + self.group
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the instances share all messages (consume mode "share"); False if they share the queues."""
+        return self.consume_mode == "share"
 
     @property
     def clustering(self) -> bool:

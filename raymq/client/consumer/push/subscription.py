@@ -14,7 +14,13 @@ from raymq.client.consumer.push.hosting import Instance
 from raymq.client.consumer.push.output import OutputPrinter
 from raymq.common import identity
 from raymq.common.closing import OfProcess
-from raymq.common.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import (
+    InvalidArgumentError,
+    ListenerError,
+    RaymqError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+)
 from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.parallel import map_parallel
@@ -137,13 +143,9 @@ class RunningInstance:
     def stop(self, timeout_s: float, printer: OutputPrinter | None = None) -> str:
         """Stop the push-consumer instance at its Pull actor. `printer` prints the last lines of the instance's output.
         Returns why the instance could not finish its messages, or an empty string if it finished them."""
-        deadline_s = time.monotonic() + timeout_s
         try:
-            while self._begun and not self.call(
-                "stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S
-            ):
-                if time.monotonic() > deadline_s:
-                    return f"instance {self.name} did not finish within {timeout_s:g} s"
+            if self._begun and not self._end(timeout_s):
+                return f"instance {self.name} did not finish within {timeout_s:g} s"
             if self._traced:
                 self.ask_listener("close_trace")
         except RaymqError as error:
@@ -156,10 +158,58 @@ class RunningInstance:
                 ray.kill(self.listener, no_restart=True)
         return ""
 
+    def _end(self, timeout_s: float) -> bool:
+        """Let the instance finish its messages. Returns False if it does not finish within `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.call("stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S):
+            if time.monotonic() > deadline_s:
+                return False
+        return True
+
     def _look(self) -> ActorRef | None:
         name = self.ask_listener("hosted_by", LOOK_WAIT_S)
         self._pull = ActorRef(name) if name else None
         return self._pull
+
+
+class RunningSharedInstance(RunningInstance):
+    """One running instance in the consume mode "share". The Listener's process receives messages itself, so all calls
+    go to the Listener."""
+
+    def wait_running(self, timeout_s: float) -> None:
+        """Wait until the instance is connected to the brokers. Raises RequestTimeoutError if it is not connected within
+        `timeout_s`."""
+        self._begun = True
+        deadline_s = time.monotonic() + timeout_s
+        while not self.ask_listener("begin_shared", LOOK_WAIT_S):
+            if time.monotonic() > deadline_s:
+                reason = self.ask_listener("shared_status")["listener_away"]
+                raise RequestTimeoutError(f"the start of instance {self.name} ({reason})", timeout_s)
+
+    def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Call a method of a push-consumer instance. The Listener may be restarting, so the call is retried for
+        `timeout_s`. Raises InvalidArgumentError for a method that is about single queues."""
+        calls: dict[str, tuple[str, *tuple[bool, ...]]] = {
+            "instance_status": ("shared_status",),
+            "suspend": ("suspend_shared", True),
+            "resume": ("suspend_shared", False),
+        }
+        known = calls.get(method)
+        if known is None:
+            raise InvalidArgumentError(
+                f"an instance with consume_mode='share' has no queues of its own to pause or resume ({self.name}): "
+                "suspend or resume the whole consumer"
+            )
+        return persist_until(
+            time.monotonic() + timeout_s, lambda left_s: self.ask_listener(known[0], *known[1:], timeout_s=left_s)
+        )
+
+    def _end(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.ask_listener("stop_shared", STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S):
+            if time.monotonic() > deadline_s:
+                return False
+        return True
 
 
 class PushSubscription(OfProcess):

@@ -195,7 +195,7 @@ class TaskFeed:
             messages = [m if isinstance(m, BodyUnreadableError) else self._names.shown_message(m) for m in messages]
         if not self._takes_batch:
             return ConsumeRequest(messages, firsts, key, damaged=damaged, topic=task.queue.topic)
-        lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
+        lists, starts = lists_of(messages, firsts, settings.consume_message_batch_max_size)
         return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic, of_lists=True)
 
     # Methods that report results
@@ -267,7 +267,7 @@ class TaskFeed:
                 self._closed.wait(FEED_RETRY_S)
 
 
-def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
+def lists_of(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
     """Group messages into lists of up to `size` consecutive messages of the task. Also returns the task index of each
     list's first message."""
     if isinstance(firsts, range) and not any(isinstance(message, BodyUnreadableError) for message in messages):

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ReceiveLimits(NamedTuple):
-    """What a receive asks for: the number of messages, their invisible time in ms, and about how many bytes of records
+    """The limits of a receive: the number of messages, their invisible time in ms, and about how many bytes of records
     to read of each broker's answer."""
 
     max_messages: int

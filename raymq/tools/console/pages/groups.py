@@ -136,6 +136,7 @@ async def members_json(request: Request) -> Response:
             "language": one.language,
             "version": one.version,
             "type": one.consumer.consume_type,
+            "mode": one.consumer.consume_mode,
             "model": one.consumer.message_model.value,
             "silent_s": round(one.silent_s, 1),
         }

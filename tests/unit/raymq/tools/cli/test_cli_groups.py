@@ -56,7 +56,7 @@ class Admin:
 
     def consumer_connections(self, group: str) -> list[ConsumerConnection]:
         own = ConsumerData(group, "PULL", member="pull-1")
-        java = ConsumerData(group, "POP", member="java-1", language="JAVA", version="5.0.7")
+        java = ConsumerData(group, "POP", member="java-1", language="JAVA", version="5.0.7", consume_mode="share")
         return [
             ConsumerConnection("c1", "h", 1, own, 0.5, version="0.2.0"),
             ConsumerConnection("gateway", "h", 2, java, 0.5, language="JAVA", version="5.0.7"),
@@ -95,6 +95,7 @@ def test_members_are_listed_with_their_libraries(run: Any) -> None:
         ("c1", "pull-1", "PYTHON", "0.2.0"),
         ("gateway", "java-1", "JAVA", "5.0.7"),
     ]
+    assert [one["mode"] for one in members] == ["queue", "share"]
     assert "JAVA" in run("group", "connections", "billing").output
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
+from raymq.client.predicates.predicate import predicate
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageModel
 from raymq.common.protocol.consume_result import ConsumeLater
+from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
 SETTINGS = PushSettings("billing", (Subscription.parse("orders", "paid"),))
 
@@ -40,6 +42,58 @@ def test_each_setting_is_checked_and_the_error_names_it(name, good, bad):
     for value in bad:
         with pytest.raises(InvalidArgumentError, match=rf"^{name} must be .*{value!r}"):
             replace(SETTINGS, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("invisible_s", (2, 30.5, 43_200.0), (1.9, 43_201, "30")),
+        ("prefetch_messages", (1, 65_535), (0, 65_536)),
+        ("prefetch_mib", (1, 1024), (0, 1025)),
+        ("consume_mode", ("share",), ("pop", None, 1)),
+    ],
+)
+def test_the_settings_of_the_mode_share_are_checked_too(name, good, bad):
+    shared = replace(SETTINGS, consume_mode="share")
+    assert (shared.is_shared, SETTINGS.is_shared) == (True, False)
+    for value in good:
+        assert getattr(replace(shared, **{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(InvalidArgumentError, match=rf"^{name} must be .*{value!r}"):
+            replace(shared, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting"),
+    [
+        ("share", {"message_model": MessageModel.BROADCASTING}),
+        ("share", {"allocation": Allocation(AllocateStrategy.AVG_BY_CIRCLE)}),
+        ("share", {"pull_batch_size": 32}),
+        ("share", {"pull_interval_ms": 1}),
+        ("share", {"pull_threshold_for_queue": 1}),
+        ("share", {"pull_threshold_for_topic": 1}),
+        ("share", {"pull_threshold_size_for_queue_mib": 1}),
+        ("share", {"pull_threshold_size_for_topic_mib": 1}),
+        ("share", {"consume_concurrently_max_span": 1}),
+        ("share", {"max_reconsume_times": 1}),
+        ("share", {"suspend_current_queue_time_ms": 10}),
+        ("share", {"offsets_dir": "/tmp"}),
+        ("share", {"instance_name": "mine"}),
+        ("queue", {"invisible_s": 10.0}),
+        ("queue", {"prefetch_messages": 10}),
+        ("queue", {"prefetch_mib": 10}),
+    ],
+)
+def test_a_setting_without_effect_in_the_mode_is_refused(mode, setting):
+    [name] = setting
+    with pytest.raises(InvalidArgumentError, match=rf"^{name} has no effect with consume_mode='{mode}'"):
+        replace(SETTINGS, consume_mode=mode, **setting)
+
+
+def test_the_mode_share_refuses_predicates():
+    wanted = Subscription.parse("orders", predicate(bool))
+    with pytest.raises(InvalidArgumentError, match="cannot filter topic 'orders' by a predicate"):
+        replace(SETTINGS, consume_mode="share", subscriptions=(wanted,))
 
 
 def test_rocketmqs_default_group_is_refused():

@@ -11,8 +11,8 @@ from ray.exceptions import RuntimeEnvSetupError
 
 from raymq.client.consumer.push import subscription as module
 from raymq.client.consumer.push.hosting import Instance
-from raymq.client.consumer.push.subscription import PushSubscription, RunningInstance
-from raymq.common.errors import ListenerError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.client.consumer.push.subscription import PushSubscription, RunningInstance, RunningSharedInstance
+from raymq.common.errors import InvalidArgumentError, ListenerError, RequestTimeoutError, ServiceNotAvailableError
 from raymq.remoting import actor_ref
 
 
@@ -118,3 +118,62 @@ def test_a_runtime_env_that_cannot_be_set_up_is_an_error_of_the_listener(monkeyp
     subscription.instances.append(RunningInstance(Instance("pull-g-0", "key", ("broker-a",)), listener))
     with pytest.raises(ListenerError, match=r"(?s)cannot load listener shop\.count: .*no package named 'nopackage'"):
         subscription.wait_loaded("shop.count", 1.0)
+
+
+class SharedListener:
+    """Fake Listener of an instance in the mode "share"."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.connected = [False, True]
+        self.stopped = [False, True]
+
+    def __getattr__(self, method: str):
+        return SimpleNamespace(remote=lambda *args: self._answer(method, *args))
+
+    def _answer(self, method: str, *args):
+        self.calls.append((method, *args))
+        answers = {"begin_shared": self.connected, "stop_shared": self.stopped}.get(method)
+        if answers:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        return {"listener_away": "no NameServer"} if method == "shared_status" else None
+
+
+@pytest.fixture
+def shared(cluster) -> tuple[SharedListener, RunningSharedInstance]:
+    listener = SharedListener()
+    return listener, RunningSharedInstance(Instance("pull-g-0", "key", ("broker-a",)), listener)
+
+
+def test_a_shared_instance_is_served_by_its_listener_alone(cluster, shared):
+    listener, instance = shared
+    instance.wait_running(60.0)
+    assert instance.call("instance_status") == {"listener_away": "no NameServer"}
+    instance.call("suspend")
+    instance.call("resume")
+    assert instance.stop(60.0) == ""
+    methods = [call[0] for call in listener.calls]
+    assert methods[:3] == ["begin_shared", "begin_shared", "shared_status"]
+    assert listener.calls[3:5] == [("suspend_shared", True), ("suspend_shared", False)]
+    assert methods[5:] == ["stop_shared", "stop_shared"]
+    assert (cluster.calls, cluster.killed) == ([], 1)
+
+
+def test_a_shared_instance_that_does_not_connect_says_why(shared):
+    listener, instance = shared
+    listener.connected = [False]
+    with pytest.raises(RequestTimeoutError, match="no NameServer"):
+        instance.wait_running(0.0)
+
+
+def test_a_shared_instance_that_does_not_finish_is_killed_all_the_same(cluster, shared):
+    listener, instance = shared
+    instance.wait_running(60.0)
+    listener.stopped = [False]
+    assert instance.stop(0.0) == "instance pull-g-0 did not finish within 0 s"
+    assert cluster.killed == 1
+
+
+def test_a_shared_instance_has_no_queues_to_pause(shared):
+    with pytest.raises(InvalidArgumentError, match="has no queues of its own to pause or resume"):
+        shared[1].call("pause_queues", [])
