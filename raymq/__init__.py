@@ -109,7 +109,10 @@ if TYPE_CHECKING:
     from raymq.common.names import light_queue as light_queue
     from raymq.common.protocol.attributes import TopicMessageType as TopicMessageType
     from raymq.common.protocol.consume_result import ConsumeLater as ConsumeLater
-    from raymq.common.protocol.group import GroupConfig as GroupConfig
+    from raymq.common.protocol.group import (
+        GroupConfig as GroupConfig,
+        exponential_intervals as exponential_intervals,
+    )
     from raymq.common.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
     from raymq.common.protocol.request_reply import Reply as Reply, reply as reply
     from raymq.common.protocol.transactions import LocalTransactionState as LocalTransactionState
@@ -154,6 +157,7 @@ _HOMES: Final = {
     "FetchedBatch": "raymq.records.hooks",
     "FilterExpressionError": "raymq.common.errors",
     "GroupConfig": "raymq.common.protocol.group",
+    "exponential_intervals": "raymq.common.protocol.group",
     "GroupNotExistError": "raymq.common.errors",
     "HookedBatch": "raymq.records.hooks",
     "IllegalNameError": "raymq.common.errors",

@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from raymq.common.errors import ConfigError
+from raymq.common.errors import ConfigError, InvalidArgumentError
 from raymq.common.message import DELAY_LEVELS_MAX
 from raymq.common.names import check_group, check_user_topic
 from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX
+from raymq.common.protocol.group import checked_intervals
 
 TASK_GROUP_PREFIX: Final = "serve-"
 RESULTS_SUFFIX: Final = "-results"
@@ -28,6 +29,8 @@ class RaymqAdapterConfig(BaseModel):
     gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at a time; its default and its limit
     are the replica's concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h.
     Each further retry waits one level longer, up to 1 min, or up to the first level if that is longer.
+    `retry_intervals_s`: the seconds before the first retry, the second and so on, instead of levels; the last value
+    counts for all further retries (`raymq.exponential_intervals` makes growing ones). They become the group's setting.
     `replica_deaths_max`: an attempt to run a task counts as failed if this many replicas have died while they ran it.
     """
 
@@ -41,7 +44,17 @@ class RaymqAdapterConfig(BaseModel):
     queues: int = Field(default=16, ge=1, le=1024, strict=True)
     poll_max: int | None = Field(default=None, ge=1, le=NUMBER_MAX, strict=True)
     first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX, strict=True)
+    retry_intervals_s: tuple[float, ...] = ()
     replica_deaths_max: int = Field(default=3, ge=1, le=NUMBER_MAX, strict=True)
+
+    @field_validator("retry_intervals_s")
+    @classmethod
+    def _check_intervals(cls, intervals_s: tuple[float, ...]) -> tuple[float, ...]:
+        """Refuse intervals that a group cannot have. Pydantic reports the ValueError."""
+        try:
+            return checked_intervals(intervals_s)
+        except InvalidArgumentError as error:
+            raise ValueError(str(error)) from None
 
 
 class ProcessorConfig(Protocol):

@@ -125,16 +125,20 @@ class TaskConnection(OfProcess):
 
 
 def _create(client: Client, settings: TaskSettings) -> None:
-    """Create the task queue's topics and group if they do not exist. Existing topics and groups are not
-    changed."""
+    """Create the task queue's topics and group if they do not exist. Existing topics and groups are not changed, except
+    that an existing group gets the retry intervals of the settings."""
     admin, brokers = client.admin, 1
     for topic in settings.topics:
         brokers = max(brokers, _create_topic(client, topic, settings.options.queues))
+    intervals_s = settings.options.retry_intervals_s
     try:
-        admin.group_config(settings.group)
+        known = admin.group_config(settings.group)
     except GroupNotExistError:
         retry_queues = -(-settings.options.queues // brokers)
-        admin.create_group(GroupConfig(settings.group, retry_queue_nums=retry_queues))
+        admin.create_group(GroupConfig(settings.group, retry_queue_nums=retry_queues, retry_intervals_s=intervals_s))
+    else:
+        if intervals_s and known.retry_intervals_s != intervals_s:
+            admin.update_group(settings.group, retry_intervals_s=intervals_s)
 
 
 def _create_topic(client: Client, topic: str, queues: int) -> int:

@@ -129,7 +129,10 @@ class TaskRules:
         return TaskEnd(state, body, aside, DEAD if aside is None else None, _shortened(error))
 
     def retry_level(self, attempt: int) -> int:
-        """Return the delay level with which a task is retried after attempt number `attempt`."""
+        """Return the delay level with which a task is retried after attempt number `attempt`. 0 means the group's retry
+        intervals."""
+        if self.settings.options.retry_intervals_s:
+            return 0
         first = self.settings.options.first_retry_level
         return min(first + attempt, max(first, RETRY_LEVEL_MAX))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
@@ -9,7 +10,7 @@ from typing import Final, TypedDict
 from raymq.common.delay import DELAY_LEVELS_MS, parse_duration_ms
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import TIMER_DELAY_MAX_MS, ConsumeFromWhere, MessageQueue
-from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, check_fields, number_in, shown
+from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, bounded, check_fields, checked, number_in, shown
 from raymq.common.protocol.attributes import MESSAGE_TYPE, TopicMessageType
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
@@ -42,8 +43,12 @@ RETRY_INTERVAL_S: Final = NumberRange(0.1, TIMER_DELAY_MAX_MS / 1000)
 """Allowed range of one retry interval, in seconds."""
 RETRY_INTERVALS_MAX: Final = 64
 """Maximum number of retry intervals of a group."""
+RETRY_MULTIPLIER: Final = NumberRange(1.1, 100.0)
+"""Allowed range of the factor between two intervals that grow exponentially."""
 RETRY_INTERVALS_S: Final = tuple(delay_ms / 1000 for delay_ms in DELAY_LEVELS_MS[2:])
 """RocketMQ's retry intervals in seconds: 10 s, 30 s, 1 min and so on, up to 2 h. They are the delay levels 3 to 18."""
+
+_EXPONENTIAL: Final = re.compile(r"([^*]+)\*\s*(\d{1,3}(?:\.\d{1,3})?)\s*\.\.(.+)", re.ASCII)
 
 ORDERED: Final[Mapping[str, bool | None]] = {"yes": True, "no": False, "by-topic": None}
 """The values of a group's setting `ordered`, by the words that an operator writes for them."""
@@ -90,6 +95,31 @@ def retry_interval_s(intervals_s: tuple[float, ...], failures: int) -> float:
     return intervals_s[min(max(failures, 1), len(intervals_s)) - 1]
 
 
+@checked
+@bounded(first_s=RETRY_INTERVAL_S, longest_s=RETRY_INTERVAL_S, multiplier=RETRY_MULTIPLIER)
+def exponential_intervals(first_s: float, longest_s: float, multiplier: float = 2.0) -> tuple[float, ...]:
+    """Return retry intervals that grow exponentially, for a group's `retry_intervals_s`.
+
+    `first_s`: the seconds before the first retry. Each further interval is `multiplier` times as long (1.1 to 100), up
+    to `longest_s`, which counts for all further retries. For example (1, 10, 2) makes 1, 2, 4, 8 and 10 s. Raises
+    InvalidArgumentError if a value is out of its range, if `longest_s` is less than `first_s`, or if more than
+    RETRY_INTERVALS_MAX intervals were needed.
+    """
+    if longest_s < first_s:
+        raise InvalidArgumentError(
+            f"longest_s of retry intervals must be at least first_s, {first_s:g}, not {longest_s:g}"
+        )
+    intervals_s = [first_s]
+    while intervals_s[-1] < longest_s:
+        intervals_s.append(min(longest_s, first_s * multiplier ** len(intervals_s)))
+        if len(intervals_s) > RETRY_INTERVALS_MAX:
+            raise InvalidArgumentError(
+                f"the retry intervals from {first_s:g} to {longest_s:g} s are more than {RETRY_INTERVALS_MAX}: use a "
+                f"larger multiplier than {multiplier:g}"
+            )
+    return tuple(round(one_s, 3) for one_s in intervals_s)
+
+
 def check_group_config(config: GroupConfig) -> None:
     """Raise InvalidArgumentError if the settings in `config` are not allowed for a consumer group."""
     check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
@@ -102,10 +132,10 @@ def check_group_config(config: GroupConfig) -> None:
         raise InvalidArgumentError(
             f"ordered of group {config.group!r} must be True, False or None, not {shown(config.ordered)}"
         )
-    object.__setattr__(config, "retry_intervals_s", _checked_intervals(config.retry_intervals_s))
+    object.__setattr__(config, "retry_intervals_s", checked_intervals(config.retry_intervals_s))
 
 
-def _checked_intervals(intervals_s: object) -> tuple[float, ...]:
+def checked_intervals(intervals_s: object) -> tuple[float, ...]:
     """Return retry intervals in seconds, rounded to ms as the broker stores them."""
     if not isinstance(intervals_s, tuple) or len(intervals_s) > RETRY_INTERVALS_MAX:
         raise InvalidArgumentError(
@@ -116,11 +146,15 @@ def _checked_intervals(intervals_s: object) -> tuple[float, ...]:
 
 
 def parse_intervals(text: str) -> tuple[float, ...]:
-    """Parse the text of retry intervals, such as "10s,30s,5m", into seconds. The word "default" means no intervals, so
-    that the default counts. Raises InvalidArgumentError if a time is not valid."""
+    """Parse the text of retry intervals into seconds: a list such as "10s,30s,5m", or intervals that grow
+    exponentially, such as "1s*2..10m" (exponential_intervals). The word "default" means no intervals, so that the
+    default counts. Raises InvalidArgumentError if a time is not valid."""
     if text.strip() == "default":
         return ()
-    return _checked_intervals(tuple(parse_duration_ms(word) / 1000 for word in text.split(",")))
+    if (growing := _EXPONENTIAL.fullmatch(text)) is not None:
+        first_ms, longest_ms = parse_duration_ms(growing[1]), parse_duration_ms(growing[3])
+        return exponential_intervals(first_ms / 1000, longest_ms / 1000, float(growing[2]))
+    return checked_intervals(tuple(parse_duration_ms(word) / 1000 for word in text.split(",")))
 
 
 def intervals_text(intervals_s: tuple[float, ...]) -> str:

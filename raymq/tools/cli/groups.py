@@ -59,7 +59,8 @@ def settings_options(function: Any) -> Any:
             "retry_intervals_s",
             type=ParsedType("times", parse_intervals),
             metavar="TIMES",
-            help="Time before each retry: a list such as 10s,30s,5m, whose last time repeats, or default.",
+            help="Time before each retry: a list such as 10s,30s,5m, whose last time repeats; 1s*2..10m, which "
+            "doubles up to 10m; or default.",
         ),
         click.option(
             "--ordered",

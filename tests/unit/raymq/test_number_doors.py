@@ -43,7 +43,14 @@ from raymq.common.config.live import LiveOptions, check_change, is_live
 from raymq.common.errors import ConfigError, InvalidArgumentError, MessageIllegalError
 from raymq.common.message import Message
 from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, NumberRange, number_checks
-from raymq.common.protocol.group import GroupChanges, GroupConfig, StartOffsetQuery, check_group_config
+from raymq.common.protocol.group import (
+    RETRY_INTERVAL_S,
+    RETRY_MULTIPLIER,
+    GroupChanges,
+    GroupConfig,
+    StartOffsetQuery,
+    check_group_config,
+)
 from raymq.data.offsets import resolve_ranges
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.remoting.access.users import QUOTA, Bounds, check_bounds
@@ -246,6 +253,10 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # The limits of numbers that programs pass to the administration's calls
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
+    ("raymq.exponential_intervals", "first_s"): RETRY_INTERVAL_S,
+    ("raymq.exponential_intervals", "longest_s"): RETRY_INTERVAL_S,
+    ("raymq.exponential_intervals", "multiplier"): RETRY_MULTIPLIER,
+    ("raymq.serve.RaymqAdapterConfig.__init__", "retry_intervals_s"): "a tuple; tests/unit/raymq/serve/test_config.py",
     ("raymq.GroupConfig.__init__", "retry_intervals_s"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
     ("Admin.change_min_in_sync_replicas", "least"): NumberRange(1, 9),
@@ -410,11 +421,18 @@ def required(function: Callable[..., Any], door: PublicNumber) -> dict[str, Any]
     }
 
 
+def _mode_of(options: Mapping[str, Any]) -> push_settings.ConsumeMode:
+    """Return the consume mode in which push consumers take an option."""
+    return "share" if {"invisible_s", "prefetch_messages", "prefetch_mib"} & set(options) else "queue"
+
+
 MAKERS: Mapping[str, Callable[..., Any]] = {
     "ProducerOptions": raymq.ProducerSettings,
     "PullOptions": partial(pull_settings.PullSettings.of, "g"),
     "SimpleOptions": partial(SimpleSettings.of, "g"),
-    "PushOptions": partial(push_settings.PushSettings, "g", (), StartOffsetQuery()),
+    "PushOptions": lambda **options: push_settings.PushSettings(
+        "g", (), StartOffsetQuery(), consume_mode=_mode_of(options), **options
+    ),
     "Bounds": lambda **bounds: check_bounds(bounds),
     "GroupChanges": lambda **changes: check_group_config(GroupConfig("g", **changes)),
     "ScanOptions": lambda **options: scan_options(options),

@@ -43,7 +43,14 @@ def test_names_may_be_given():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"queues": 0}, {"poll_max": 0}, {"result_ttl_s": 0}, {"first_retry_level": 19}, {"broker_url": "redis://"}],
+    [
+        {"queues": 0},
+        {"poll_max": 0},
+        {"result_ttl_s": 0},
+        {"first_retry_level": 19},
+        {"retry_intervals_s": (0,)},
+        {"broker_url": "redis://"},
+    ],
 )
 def test_options_have_bounds_and_no_others(fields):
     with pytest.raises(ValidationError):

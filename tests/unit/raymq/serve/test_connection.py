@@ -24,6 +24,7 @@ from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.common.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
+from raymq.serve.config import RaymqAdapterConfig
 from raymq.serve.connection import TaskConnection
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task import Task, decode_task
@@ -91,6 +92,10 @@ class FakeClient:
 
     def create_group(self, config: GroupConfig) -> None:
         self.groups[config.group] = config
+
+    def update_group(self, group: str, **changes: Any) -> GroupConfig:
+        self.groups[group] = config = replace(self.groups[group], **changes)
+        return config
 
     def query_by_key(self, topic: str, key: str, *, max_messages: int, broker_name: str | None) -> list[MessageExt]:
         self.asked.append(broker_name)
@@ -165,6 +170,17 @@ def test_topics_and_the_group_are_made_unless_they_exist(client):
     client.groups["serve-jobs"] = mine = GroupConfig("serve-jobs", retry_queue_nums=1)
     TaskConnection.open(SETTINGS)
     assert client.groups["serve-jobs"] is mine
+
+
+def test_a_new_or_known_group_gets_the_retry_intervals_of_the_settings(client):
+    own = replace(SETTINGS, options=RaymqAdapterConfig(queues=5, retry_intervals_s=(0.5, 60)))
+    TaskConnection.open(own)
+    assert client.groups["serve-jobs"].retry_intervals_s == (0.5, 60.0)
+    client.groups["serve-jobs"] = GroupConfig("serve-jobs", retry_max_times=3)
+    TaskConnection.open(own)
+    assert client.groups["serve-jobs"] == GroupConfig("serve-jobs", retry_max_times=3, retry_intervals_s=(0.5, 60.0))
+    TaskConnection.open(SETTINGS)
+    assert client.groups["serve-jobs"].retry_intervals_s == (0.5, 60.0)
 
 
 def test_a_connection_that_cannot_be_prepared_is_closed(client, monkeypatch):

@@ -110,6 +110,11 @@ def test_an_error_is_tried_again_after_longer_and_longer_pauses():
     assert [late.end(TASK, attempt, HandlerResult(error="E"), 9.0).delay_level for attempt in range(3)] == [9, 9, 9]
 
 
+def test_own_intervals_leave_the_time_of_a_retry_to_the_group():
+    own = rules(None, retry_intervals_s=(0.5, 60.0))
+    assert [own.end(TASK, attempt, HandlerResult(error="E"), 9.0).delay_level for attempt in range(3)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("most", [0, 3])
 def test_after_the_last_retry_a_task_is_dead(most):
     end = rules(most).end(TASK, most, HandlerResult(error="E: no"), 9.0)

@@ -116,6 +116,7 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
     run("group", "update", "billing", "--retry-max-times", "5", "--no-consume")
     run("group", "update", "billing", "--no-broadcast")
     assert "10s,1m,2h" in run("group", "update", "billing", "--retry-intervals", "10s, 1m,2h").output
+    assert "1s,2s,4s,5s" in run("group", "update", "billing", "--retry-intervals", "1s*2..5s").output
     run("group", "update", "billing", "--retry-intervals", "default")
     for ordered in ("yes", "no", "by-topic"):
         run("group", "update", "billing", "--ordered", ordered)
@@ -126,6 +127,7 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
         ("billing", {"retry_max_times": 5, "consume_enable": False}),
         ("billing", {"consume_broadcast_enable": False}),
         ("billing", {"retry_intervals_s": (10, 60, 7200)}),
+        ("billing", {"retry_intervals_s": (1, 2, 4, 5)}),
         ("billing", {"retry_intervals_s": ()}),
         *(("billing", {"ordered": ordered}) for ordered in (True, False, None)),
     ]
