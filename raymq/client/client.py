@@ -517,7 +517,7 @@ class Client(Closing):
         with closed_on_error(engine.close, "the consumer"):
             return AsyncSimpleConsumer(engine)
 
-    def _simple_engine(self, group: str, options: SimpleOptions) -> SimpleEngine:
+    def _simple_engine(self, group: str, options: SimpleOptions, *, gives_up: bool = True) -> SimpleEngine:
         from raymq.client.consumer.simple.engine import SimpleEngine
         from raymq.client.consumer.simple.settings import SimpleSettings
 
@@ -529,6 +529,7 @@ class Client(Closing):
             names=self.names,
             announce=self.heartbeats.set_consumer,
             on_close=self._forget,
+            gives_up=gives_up,
         )
         return self._track(engine)
 

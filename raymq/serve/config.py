@@ -4,7 +4,7 @@ has the settings that follow from both configs."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -25,12 +25,14 @@ class RaymqAdapterConfig(BaseModel):
     process is connected. `namespace`: the namespace of `raymq.connect`. `group`: the consumer group of the replicas, by
     default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states and results, by default ``QUEUE-results``.
     `result_ttl_s`: the time in s for which the state of an ended task is returned. `queues`: the number of queues of
-    the topics that the adapter creates. It must be at least the number of replicas, because a replica without a queue
-    gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at a time; its default and its limit
-    are the replica's concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h.
-    Each further retry waits one level longer, up to 1 min, or up to the first level if that is longer.
-    `retry_intervals_s`: the seconds before the first retry, the second and so on, instead of levels; the last value
-    counts for all further retries (`raymq.exponential_intervals` makes growing ones). They become the group's setting.
+    the topics that the adapter creates. With the consume mode "queue" it must be at least the number of replicas,
+    because a replica without a queue gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at
+    a time; its default and its limit are the replica's concurrency. `first_retry_level`: the delay level before the
+    first retry, 1 to 18 for 1 s to 2 h. Each further retry waits one level longer, up to 1 min, or up to the first
+    level if that is longer. `retry_intervals_s`: the seconds before the first retry, the second and so on, instead of
+    levels; the last value counts for all further retries (`raymq.exponential_intervals` makes growing ones). They
+    become the group's setting. `consume_mode`: "share" if the replicas share single tasks, so that any number of
+    replicas is busy; "queue" if they share the queues. All replicas of a group need the same mode.
     `replica_deaths_max`: an attempt to run a task counts as failed if this many replicas have died while they ran it.
     """
 
@@ -45,6 +47,7 @@ class RaymqAdapterConfig(BaseModel):
     poll_max: int | None = Field(default=None, ge=1, le=NUMBER_MAX, strict=True)
     first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX, strict=True)
     retry_intervals_s: tuple[float, ...] = ()
+    consume_mode: Literal["queue", "share"] = "queue"
     replica_deaths_max: int = Field(default=3, ge=1, le=NUMBER_MAX, strict=True)
 
     @field_validator("retry_intervals_s")

@@ -12,7 +12,9 @@ from typing import Final
 
 from raymq.client.client import Client, connect
 from raymq.client.consumer.pull.consumer import PullConsumer
-from raymq.common.closing import OfProcess
+from raymq.client.consumer.push.modes import check_modes
+from raymq.client.consumer.simple.settings import SimpleOptions
+from raymq.common.closing import OfProcess, closed_on_error
 from raymq.common.errors import (
     GroupNotExistError,
     MessageIllegalError,
@@ -25,9 +27,11 @@ from raymq.common.protocol.group import GroupConfig, GroupSummary
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.serve.config import TaskSettings
 from raymq.serve.lag import tasks_summary
+from raymq.serve.shared_tasks import SharedTasks
 from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 from raymq.serve.task_messages import property_text, state_message, task_history, task_message
+from raymq.serve.worker import TaskSource
 
 TASK_COMMIT_INTERVAL_S: Final = 1.0
 """Interval in s at which a replica commits its acknowledged tasks. If a replica dies between two commits, the
@@ -88,9 +92,26 @@ class TaskConnection(OfProcess):
 
     # Methods that a Ray Serve replica calls
 
-    def consumer(self) -> PullConsumer:
-        """Create a pull consumer in this Ray Serve replica's process. It is a member of the deployment's consumer
-        group, which all replicas share, and acknowledges each message separately."""
+    def consumer(self) -> TaskSource:
+        """Create a consumer in this Ray Serve replica's process. It is a member of the deployment's consumer group,
+        which all replicas share, and acknowledges each message separately. Raises ClientStateError if other members
+        of the group consume in the other mode (consume_mode)."""
+        group, mode = self._settings.group, self._settings.options.consume_mode
+        check_modes(self._client.names.wrap(group), mode, sorted(self._client.routes.brokers()))
+        return self._shared_consumer() if mode == "share" else self._queue_consumer()
+
+    def _shared_consumer(self) -> SharedTasks:
+        options: SimpleOptions = {
+            "consume_from": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            "ordered": False,
+            "auto_renew": True,
+        }
+        engine = self._client._simple_engine(self._settings.group, options, gives_up=False)
+        with closed_on_error(engine.close, "the consumer"):
+            engine.subscribe(self._settings.queue, "*")
+        return SharedTasks(engine)
+
+    def _queue_consumer(self) -> PullConsumer:
         consumer = self._client.pull_consumer(
             self._settings.group,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,

@@ -174,6 +174,60 @@ def test_the_adapter_reports_metrics_and_health(adapter: RaymqTaskProcessorAdapt
     assert (figures["queue"], figures["worker"], figures["dead_letters"]) == (QUEUE, None, 1)
 
 
+SHARED = TaskProcessorConfig(
+    queue_name="shared-jobs",
+    adapter="raymq.serve.RaymqTaskProcessorAdapter",
+    adapter_config=RaymqAdapterConfig(queues=1, consume_mode="share", retry_intervals_s=(0.2,)),
+    max_retries=1,
+)
+
+
+def shared_application() -> Any:
+    """Return a deployment whose replicas share single tasks. Nested for the same reason as in `application`."""
+
+    @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=1, ray_actor_options={"num_cpus": 0})
+    @task_consumer(task_processor_config=SHARED)
+    class SharedJobs:
+        @task_handler
+        def work(self) -> int:
+            import os
+            import time
+
+            time.sleep(0.3)
+            return os.getpid()
+
+        @task_handler
+        def broken(self) -> None:
+            raise ValueError("no")
+
+    return SharedJobs.bind()
+
+
+def test_in_the_mode_share_all_replicas_work_on_one_queue(adapter: RaymqTaskProcessorAdapter, mq: raymq.Client) -> None:
+    serve.run(shared_application(), name="shared", route_prefix=None)
+    try:
+        shared = instantiate_adapter_from_config(SHARED)
+        # Replicas need some time to connect. The tasks last until all replicas have connected.
+        done: dict[str, Any] = {}
+
+        def all_work() -> bool:
+            tasks = [shared.enqueue_task_sync("work").id for _ in range(10)]
+            done.update((task, ends_as(shared, task, "SUCCESS")) for task in tasks)
+            return len(set(done.values())) == REPLICAS
+
+        eventually(all_work, "work in every replica")
+        failed = shared.enqueue_task_sync("broken").id
+        assert ends_as(shared, failed, "FAILURE") == "ValueError: no"
+        eventually(lambda: shared.get_metrics_sync()["lag"] == 0, "all acknowledgements")
+        assert shared.get_metrics_sync()["dead_letters"] == 1
+        assert mq.admin.group_config("serve-shared-jobs").retry_intervals_s == (0.2,)
+        modes = {one.consumer.consume_mode for one in mq.admin.consumer_connections("serve-shared-jobs")}
+        assert modes == {"share"}
+        shared.close()
+    finally:
+        serve.delete("shared")
+
+
 def test_the_example_of_the_page_prints_the_documented_output(adapter: RaymqTaskProcessorAdapter) -> None:
     assert_prints_what_it_says("ray-serve.md")
 

@@ -32,6 +32,7 @@ from raymq.client.consumer.pull.subscription_state import SubscriptionState
 from raymq.client.consumer.queue_lookup import QueueLookup, QueueWatch
 from raymq.client.consumer.ready_messages import with_ready
 from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.consumer.send_back import send_back_message
 from raymq.client.consumer.subscription import Expression, Expressions, Subscription
 from raymq.client.predicates.source import GroupPredicate
 from raymq.common.errors import (
@@ -46,9 +47,8 @@ from raymq.common.message import MessageExt, MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.protocol.group import QueueOffset
-from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S, RouteCache
-from raymq.remoting.storage_clients import StorageClients, call_master
+from raymq.remoting.storage_clients import StorageClients
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import Spans
@@ -355,21 +355,9 @@ class PullEngine:
     def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
         """Redeliver a message to the group, or move it to the dead letters. Blocks for remote calls."""
         self.check_open()
-        record = call_master(
-            self._routes,
-            self._storages,
-            self.names.queue(message.queue),
-            GROUP_CALL_TIMEOUT_S,
-            lambda storage, left_s: storage.record_at(message.physical_offset, left_s),
-        )
-        ActorRef(message.broker_name).call(
-            "send_back",
-            self.settings.group,
-            record,
-            delay_level=delay_level,
-            max_reconsume_times=max_reconsume_times,
-            timeout_s=GROUP_CALL_TIMEOUT_S,
-        )
+        queue = self.names.queue(message.queue)
+        retries = {"delay_level": delay_level, "max_reconsume_times": max_reconsume_times}
+        send_back_message(self.settings.group, message, queue, self._routes, self._storages, **retries)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset of a queue; None if the group has committed no offset. Blocks for a

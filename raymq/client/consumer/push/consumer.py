@@ -198,7 +198,7 @@ class PushConsumer(OfProcess):
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
         brokers = tuple(sorted(self._routes.brokers()))
-        check_modes(settings, brokers)
+        check_modes(settings.group, settings.consume_mode, brokers)
         if settings.clustering and not settings.is_shared:
             check_expressions(settings.group, "", settings.expressions)
         copy_output = print_output and self._may_print

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.errors import ClientStateError, NoPermissionError, RaymqError
 from raymq.common.protocol.clients import CLIENT_EXPIRY_S, ConsumerConnection
 from raymq.remoting.actor_ref import ActorRef
@@ -28,35 +27,33 @@ MODES_PAUSE_S: Final = 0.2
 logger = logging.getLogger(__name__)
 
 
-def check_modes(settings: PushSettings, brokers: Sequence[str], wait_s: float = MODES_WAIT_S) -> None:
+def check_modes(group: str, mode: str, brokers: Sequence[str], wait_s: float = MODES_WAIT_S) -> None:
     """Raise ClientStateError if a live member of the group still consumes in the other mode after `wait_s`.
     Brokers that do not answer are not asked again; the other brokers have the same heartbeats."""
     deadline_s = time.monotonic() + wait_s
-    while (other := _member_in_other_mode(settings, brokers)) is not None:
+    while (other := _member_in_other_mode(group, mode, brokers)) is not None:
         if time.monotonic() >= deadline_s:
-            mode, consumer = settings.consume_mode, other.consumer
+            consumer = other.consumer
             raise ClientStateError(
-                f"group {settings.group!r} is consumed with consume_mode={consumer.consume_mode!r} by member "
+                f"group {group!r} is consumed with consume_mode={consumer.consume_mode!r} by member "
                 f"{consumer.member or other.client_id}, so no consumer can start with consume_mode={mode!r}. Stop the "
                 f"other members first, or use another group; a member that has died counts for "
-                f"{CLIENT_EXPIRY_S:.0f} s. See: raymq group members {settings.group}"
+                f"{CLIENT_EXPIRY_S:.0f} s. See: raymq group members {group}"
             )
         time.sleep(MODES_PAUSE_S)
 
 
-def _member_in_other_mode(settings: PushSettings, brokers: Sequence[str]) -> ConsumerConnection | None:
+def _member_in_other_mode(group: str, mode: str, brokers: Sequence[str]) -> ConsumerConnection | None:
     for name in brokers:
         try:
-            found: list[ConsumerConnection] = ActorRef(name).call(
-                "consumer_connections", settings.group, timeout_s=MODES_CALL_S
-            )
+            found: list[ConsumerConnection] = ActorRef(name).call("consumer_connections", group, timeout_s=MODES_CALL_S)
         except NoPermissionError as error:
-            logger.info("the members of group %s are not checked for their mode: %s", settings.group, error)
+            logger.info("the members of group %s are not checked for their mode: %s", group, error)
             return None
         except RaymqError as error:
-            logger.info("broker %s cannot say in which mode group %s is consumed: %s", name, settings.group, error)
+            logger.info("broker %s cannot say in which mode group %s is consumed: %s", name, group, error)
             continue
         for one in found:
-            if one.consumer.group == settings.group and one.consumer.consume_mode != settings.consume_mode:
+            if one.consumer.group == group and one.consumer.consume_mode != mode:
                 return one
     return None

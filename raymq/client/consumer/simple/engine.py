@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from raymq.client.consumer.send_back import send_back_message
 from raymq.client.consumer.simple.pop_calls import PopCalls
 from raymq.client.consumer.simple.pop_steps import SETTLE_TIMEOUT_S
 from raymq.client.consumer.simple.received_message import Receipt, ReceivedMessage, parts_of
@@ -26,7 +27,7 @@ from raymq.client.consumer.simple.taken_messages import RECEIVE_MAX_BYTES
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.members.questions import DirectConsumption, RunningInfo, thread_stacks
-from raymq.common.message import MessageModel
+from raymq.common.message import MessageExt, MessageModel
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.protocol.clients import ConsumerData
 from raymq.common.retry import Backoff
@@ -55,7 +56,8 @@ class _ReceiveLimits(NamedTuple):
 class SimpleEngine:
     """Engine of one simple consumer. Thread-safe: several threads may receive. `announce` is called with the consumer's
     description for administrators. `renew_max_s`: the time after a receive for which its messages are renewed, if the
-    settings say that leases are renewed."""
+    settings say that leases are renewed. `gives_up`: False if a message never becomes a dead letter by the number of
+    its attempts, because the program decides that by itself (`send_back`)."""
 
     def __init__(
         self,
@@ -67,12 +69,15 @@ class SimpleEngine:
         announce: Callable[[SimpleEngine, ConsumerData], None],
         on_close: Callable[[SimpleEngine], None],
         renew_max_s: float = RENEW_MAX_S,
+        gives_up: bool = True,
     ) -> None:
         self.settings, self.names = settings, names
-        self.pop = PopCalls(settings.group, routes=routes, storages=storages, names=names, start=settings.start)
+        self.pop = PopCalls(
+            settings.group, routes=routes, storages=storages, names=names, start=settings.start, gives_up=gives_up
+        )
         renews = settings.auto_renew
         self._renewer = Renewer(settings.group, self.pop.extend_once, renew_max_s) if renews else None
-        self._routes, self._announce, self._on_close = routes, announce, on_close
+        self._routes, self._storages, self._announce, self._on_close = routes, storages, announce, on_close
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = secrets.randbelow(1024)
@@ -313,6 +318,14 @@ class SimpleEngine:
         stored = self.pop.dead_letter(receipt.topic, receipt.handle(message.queue_offset), attempts, failure)
         self.release([message])
         return stored
+
+    def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
+        """Send a message back to the group's retry topic, or to the dead letters, as PullConsumer.send_back does. The
+        message must still be acknowledged. Blocks for remote calls."""
+        self.check_open()
+        queue = self.names.queue(message.queue)
+        retries = {"delay_level": delay_level, "max_reconsume_times": max_reconsume_times}
+        send_back_message(self.settings.group, message, queue, self._routes, self._storages, **retries)
 
     def release(self, messages: Iterable[ReceivedMessage]) -> None:
         """Renew these messages no more. Messages that are not acknowledged are delivered again after their lease."""

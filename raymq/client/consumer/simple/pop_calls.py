@@ -45,7 +45,8 @@ class PopCalls:
     """The POP calls of one consumer group. Thread-safe.
 
     Group and topics are full names, with their namespace; received messages show the topics without it (`names`).
-    `start`: where the group starts in a queue in which it has committed nothing. Each PopCalls has its own connections
+    `start`: where the group starts in a queue in which it has committed nothing. `gives_up`: False if messages never
+    become dead letters by the number of their attempts. Each PopCalls has its own connections
     to brokers, because receives that wait keep them busy; `close` closes them.
     """
 
@@ -57,10 +58,11 @@ class PopCalls:
         storages: StorageClients,
         names: Namespace = NO_NAMESPACE,
         start: StartOffsetQuery = FROM_LAST_OFFSET,
+        gives_up: bool = True,
     ) -> None:
         self.group = group
         self._routes = routes
-        self._taker = MessageTaker(group, LeaseReader(routes, storages), names, self._call)
+        self._taker = MessageTaker(group, LeaseReader(routes, storages), names, self._call, gives_up=gives_up)
         self._steps = PopSteps(group, routes, self._taker, start)
         self._lock = threading.Lock()
         self._brokers: dict[str, BrokerClient] = {}

@@ -23,6 +23,7 @@ from raymq.common.errors import RaymqError
 from raymq.common.message import MessageQueue
 from raymq.common.names import retry_topic
 from raymq.common.namespaces import Namespace
+from raymq.common.numbers import INT32_MAX
 from raymq.common.protocol.pop import LeasedRange, LeasePart, ReceiveAnswer
 from raymq.common.protocol.store import RepairState
 from raymq.remoting.actor_ref import ActorRef
@@ -42,9 +43,13 @@ logger = logging.getLogger(__name__)
 
 class MessageTaker:
     """Reads the leased messages of one consumer group. Thread-safe. `call` calls a broker's method, given the broker's
-    name, the method's name and its arguments; it retries while the broker restarts."""
+    name, the method's name and its arguments; it retries while the broker restarts. `gives_up`: False if messages never
+    become dead letters by the number of their attempts."""
 
-    def __init__(self, group: str, reader: LeaseReader, names: Namespace, call: Callable[..., Any]) -> None:
+    def __init__(
+        self, group: str, reader: LeaseReader, names: Namespace, call: Callable[..., Any], *, gives_up: bool = True
+    ) -> None:
+        self._gives_up = gives_up
         self._group, self._reader, self._names, self._call = group, reader, names, call
         self._unreadable = UnreadableLog(group)
         self._lock = threading.Lock()
@@ -88,7 +93,7 @@ class MessageTaker:
     ) -> list[ReceivedMessage]:
         """From one leased range, return the messages that the program receives. All other messages of the range are
         acknowledged, sent to the dead letters, or left for redelivery."""
-        messages, retry_max_times = found.messages, answer.retry_max_times
+        messages, retry_max_times = found.messages, answer.retry_max_times if self._gives_up else INT32_MAX
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
         handed_out = given.count - int(given.without, 16).bit_count()
         whole = len(messages) if len(messages) == handed_out else 0

@@ -49,6 +49,7 @@ def test_names_may_be_given():
         {"result_ttl_s": 0},
         {"first_retry_level": 19},
         {"retry_intervals_s": (0,)},
+        {"consume_mode": "pop"},
         {"broker_url": "redis://"},
     ],
 )

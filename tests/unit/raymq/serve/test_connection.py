@@ -26,6 +26,7 @@ from raymq.common.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
 from raymq.serve.config import RaymqAdapterConfig
 from raymq.serve.connection import TaskConnection
+from raymq.serve.shared_tasks import SharedTasks
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task import Task, decode_task
 from raymq.serve.task_messages import ERROR_PROPERTY_BYTES_MAX
@@ -35,6 +36,24 @@ from tests.unit.raymq.serve.test_config import settings
 
 SETTINGS = settings({"queues": 5}, failed_task_queue_name="failed")
 TASK = Task("t1", "resize", (1,), {}, 5.0)
+
+
+class FakeEngine:
+    """Fake engine of a simple consumer."""
+
+    def __init__(self, group: str, options: dict[str, Any], gives_up: bool, failure: Exception | None) -> None:
+        self.made = group, options, gives_up
+        self.failure = failure
+        self.subscribed: list[str] = []
+        self.closed = False
+
+    def subscribe(self, topic: str, expression: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.subscribed.append(topic)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class FakeClient:
@@ -50,6 +69,7 @@ class FakeClient:
         """Stored task states, each as (broker group, message that holds the state)."""
         self.asked: list[str | None] = []
         self.consumers: list[FakeConsumer] = []
+        self.engines: list[FakeEngine] = []
         self.closed = False
         self.summaries: list[GroupSummary] = []
         self.held: list[QueueDescription] = []
@@ -63,6 +83,13 @@ class FakeClient:
     def pull_consumer(self, group: str, **options: Any) -> FakeConsumer:
         self.consumers.append(FakeConsumer(group, options, self.subscribe_failure))
         return self.consumers[-1]
+
+    def _simple_engine(self, group: str, options: dict[str, Any], *, gives_up: bool) -> FakeEngine:
+        self.engines.append(FakeEngine(group, options, gives_up, self.subscribe_failure))
+        return self.engines[-1]
+
+    def brokers(self) -> frozenset[str]:
+        return frozenset("ba")
 
     def close(self) -> None:
         self.closed = True
@@ -259,7 +286,7 @@ def test_an_unavailable_broker_is_a_clear_error(client, tasks):
             assert tasks.history("t1").latest is None
 
 
-def test_a_replica_acknowledges_each_task_and_each_retry(client, tasks):
+def test_a_replica_acknowledges_each_task_and_each_retry(client, tasks, modes):
     tasks.consumer()
     [consumer] = client.consumers
     assert (consumer.group, consumer.topics) == ("serve-jobs", ["jobs", "%RETRY%serve-jobs"])
@@ -313,3 +340,32 @@ def test_before_the_first_replica_every_task_that_is_held_counts(client, tasks):
     progress = GroupQueueProgress("serve-jobs", MessageQueue("jobs", "a", 0), 5, 5, 9)
     client.summaries = [known := GroupSummary("serve-jobs", (progress,), 4, 8, 0, 0)]
     assert tasks.summary() is known
+
+
+@pytest.fixture
+def modes(monkeypatch) -> list[tuple[str, str, list[str]]]:
+    """Replace the check of the group's mode, and return its calls."""
+    calls: list[tuple[str, str, list[str]]] = []
+    monkeypatch.setattr(connection_module, "check_modes", lambda *args: calls.append(args))
+    return calls
+
+
+def test_in_the_mode_share_a_replica_leases_single_tasks_and_gives_none_up(client, modes):
+    shared = replace(SETTINGS, options=RaymqAdapterConfig(consume_mode="share"))
+    source = TaskConnection(client, shared).consumer()
+    assert isinstance(source, SharedTasks)
+    [engine] = client.engines
+    group, options, gives_up = engine.made
+    assert (group, gives_up, options["auto_renew"], options["ordered"]) == ("serve-jobs", False, True, False)
+    assert (engine.subscribed, client.consumers) == (["jobs"], [])
+    assert modes == [("serve-jobs", "share", ["a", "b"])]
+    source.close()
+    assert engine.closed
+
+
+def test_a_shared_consumer_that_cannot_subscribe_is_closed(client, modes):
+    client.subscribe_failure = ServiceNotAvailableError("no NameServer")
+    shared = replace(SETTINGS, options=RaymqAdapterConfig(consume_mode="share"))
+    with pytest.raises(ServiceNotAvailableError):
+        TaskConnection(client, shared).consumer()
+    assert client.engines[0].closed

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from raymq.client.consumer import fetcher
+from raymq.client.consumer import fetcher, send_back
 from raymq.client.consumer.assignment import offset_committer
 from raymq.client.consumer.pull import engine as pull_engine, settings as pull_settings
 from raymq.client.consumer.pull.engine import PullEngine
@@ -916,7 +916,7 @@ def test_a_message_is_sent_back_as_the_record_that_was_consumed(consume, storage
         def call(self, method, *args, timeout_s, **more):
             calls.append((self.name, method, *args, more))
 
-    monkeypatch.setattr(pull_engine, "ActorRef", Broker)
+    monkeypatch.setattr(send_back, "ActorRef", Broker)
     storage.record_at = lambda offset, timeout_s: b"record at %d" % offset
     consumer = consume(acknowledge_each=True)
     [message] = consumer.poll(max_messages=1, timeout_s=WAIT_S)

@@ -10,13 +10,8 @@ import pytest
 
 from raymq.client.consumer.push import modes as module
 from raymq.client.consumer.push.modes import check_modes
-from raymq.client.consumer.push.settings import PushSettings
-from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ClientStateError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.protocol.clients import ConsumerConnection, ConsumerData
-
-SHARED = PushSettings("billing", (Subscription.parse("orders"),), consume_mode="share")
-QUEUES = PushSettings("billing", (Subscription.parse("orders"),))
 
 
 def member(mode: str, group: str = "billing") -> ConsumerConnection:
@@ -47,30 +42,28 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return answering
 
 
-@pytest.mark.parametrize(("settings", "mode"), [(SHARED, "queue"), (QUEUES, "share")])
-def test_a_member_in_the_other_mode_refuses_the_start_at_any_broker(
-    settings: PushSettings, mode: str, brokers: Any
-) -> None:
-    brokers(a=[[]], b=[[member(mode)]])
-    with pytest.raises(ClientStateError, match=f"consume_mode='{mode}' by member m-1"):
-        check_modes(settings, ["a", "b"], 0.0)
+@pytest.mark.parametrize(("mode", "other"), [("share", "queue"), ("queue", "share")])
+def test_a_member_in_the_other_mode_refuses_the_start_at_any_broker(mode: str, other: str, brokers: Any) -> None:
+    brokers(a=[[]], b=[[member(other)]])
+    with pytest.raises(ClientStateError, match=f"consume_mode='{other}' by member m-1"):
+        check_modes("billing", mode, ["a", "b"], 0.0)
 
 
 def test_members_in_the_same_mode_and_of_other_groups_do_not(brokers: Any) -> None:
     called = brokers(a=[[member("share"), member("queue", "audit")]], b=[[]])
-    check_modes(SHARED, ["a", "b"], 0.0)
+    check_modes("billing", "share", ["a", "b"], 0.0)
     assert called == ["a", "b"]
 
 
 def test_a_member_that_has_just_stopped_is_waited_for(brokers: Any) -> None:
     called = brokers(a=[[member("queue")], [member("queue")], []])
-    check_modes(SHARED, ["a"], 60.0)
+    check_modes("billing", "share", ["a"], 60.0)
     assert called == ["a", "a", "a"]
 
 
 def test_brokers_that_do_not_answer_or_say_nothing_to_this_user_refuse_nothing(brokers: Any) -> None:
     brokers(a=[ServiceNotAvailableError("a restarts")], b=[[member("queue")]])
     with pytest.raises(ClientStateError):
-        check_modes(SHARED, ["a", "b"], 0.0)
+        check_modes("billing", "share", ["a", "b"], 0.0)
     brokers(a=[NoPermissionError("no")], b=[[member("queue")]])
-    check_modes(SHARED, ["a", "b"], 0.0)
+    check_modes("billing", "share", ["a", "b"], 0.0)

@@ -120,3 +120,16 @@ def test_a_receive_reads_about_as_many_bytes_as_asked_and_returns_the_rest(monke
     [((group, parts, invisible_ms, counted), _)] = changed
     assert (group, invisible_ms, counted) == ("billing", 0, False)
     assert [(part.start, int(part.offsets, 16)) for part in parts] == [(40, 0b1100), (50, 0b1111)]
+
+
+def test_a_program_that_decides_itself_gets_each_message_whatever_its_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    reader = LeaseReader(None, None)  # type: ignore[arg-type]  # not asked
+    monkeypatch.setattr(LeaseReader, "report_damage", lambda _, queue, offsets: [RepairState.LOST for _ in offsets])
+    taker = MessageTaker(
+        "billing", reader, NO_NAMESPACE, lambda name, method, *args: calls.call(method, *args), gives_up=False
+    )
+    given, found = leased(1000)
+    messages = taker._take("broker-a", given, found, ReceiveAnswer((given,), 2))
+    assert [(message.body, message.attempt) for message in messages] == [(b"one", 1000), (b"four", 1000)]
+    assert "send_back" not in [method for method, _, _ in calls.made]
