@@ -322,7 +322,7 @@ def test_the_json_is_that_of_the_commands(admin: AsgiClient):
     names = ["topic", "broker", "queue", "committed", "max_offset", "lag", "in_flight", "lag_ms"]
     assert list(group["queues"][0]) == names
     member = admin.get("/api/v1/groups/billing/members").json()["members"][0]
-    names = ["client", "member", "host", "pid", "language", "version", "type", "model", "silent_s"]
+    names = ["client", "member", "host", "pid", "language", "version", "type", "mode", "model", "silent_s"]
     assert list(member) == names
 
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 
+from raymq.client.consumer.push import listener as listener_module
+from raymq.client.consumer.push.hosting import Instance
 from raymq.client.consumer.push.listener import Listener, ship, ship_hook
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
@@ -154,6 +156,63 @@ def test_a_listener_that_cannot_be_loaded_reports_the_traceback(users):
     made = Listener(broken, PushSettings("billing", (Subscription.parse("orders"),)))
     assert "Traceback" in made.ready()
     assert listener(print).ready() == ""
+
+
+class SharedFake:
+    """Fake instance in the mode "share"."""
+
+    def __init__(self, handler, settings, name, **how):
+        self.made, self.calls = (handler, settings.consume_mode, name, how["takes_batch"]), []
+
+    def begin(self, wait_s):
+        self.calls.append(("begin", wait_s))
+        return True
+
+    def suspend(self, *, suspended):
+        self.calls.append(("suspend", suspended))
+
+    def status(self):
+        return {"instance": self.made[2]}
+
+    def stop(self, wait_s):
+        self.calls.append(("stop", wait_s))
+        return True
+
+
+def shared_listener(shipped, *, make_shared) -> Listener:
+    settings = PushSettings("billing", (Subscription.parse("orders"),), consume_mode="share")
+    return Listener(shipped, settings, instance=Instance("pull-billing-0", "key", ()), make_shared=make_shared)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_in_the_mode_share_the_process_serves_itself(monkeypatch, restarted):
+    made: list[SharedFake] = []
+
+    def make_shared(*args, **how):
+        made.append(SharedFake(*args, **how))
+        return made[-1]
+
+    monkeypatch.setattr(listener_module, "was_restarted", lambda: restarted)
+    actor = shared_listener(ship(print, takes_batch=False), make_shared=make_shared)
+    [instance] = made
+    assert instance.made == (print, "share", "pull-billing-0", False)
+    assert instance.calls == ([("begin", 0.0)] if restarted else [])
+    instance.calls.clear()
+    assert actor.begin_shared(2.0)
+    actor.suspend_shared(True)
+    assert actor.shared_status() == {"instance": "pull-billing-0"}
+    assert actor.stop_shared(2.0)
+    assert instance.calls == [("begin", 2.0), ("suspend", True), ("stop", 2.0)]
+
+
+def test_in_the_mode_share_a_listener_that_cannot_be_loaded_says_so_and_stops(monkeypatch):
+    monkeypatch.setattr(listener_module, "was_restarted", lambda: True)
+    broken = replace(ship(print, takes_batch=False), payload=pickle.dumps(print)[:-5])
+    actor = shared_listener(broken, make_shared=SharedFake)
+    assert "Traceback" in actor.ready()
+    with pytest.raises(ListenerError, match="could not be loaded"):
+        actor.begin_shared(2.0)
+    assert actor.stop_shared(2.0)
 
 
 def test_state_of_the_pull_actor_is_kept():
