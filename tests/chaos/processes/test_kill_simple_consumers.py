@@ -3,6 +3,7 @@ are received.
 
 At the end every message is acknowledged and none is lost. Attempts are counted correctly. No attempt is delivered
 twice, no attempt begins while the previous attempt is invisible, and no attempt follows a valid acknowledgement.
+The same faults meet push consumers in the mode "share": every message is consumed, and none becomes a dead letter.
 RAYMQ_CHAOS_KILLS (default 6, 40 by `make soak`) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
@@ -187,3 +188,44 @@ def test_a_killed_consumers_renewed_messages_are_delivered_again(mq: raymq.Clien
         assert other.ack_handles(topic, handles) == 0, "the receipts of the dead consumer have ended"
         assert other.ack(again) == count
     assert mq.admin.group_summary(group).lag == 0
+
+
+def test_share_mode_consumes_every_message_of_killed_listeners_and_brokers(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    seed = chaos_seed()
+    mq.admin.create_group(GroupConfig(group, retry_max_times=1000, retry_intervals_s=(0.2,)))
+    history, notes = History(), ListenerNotes(tmp_path / "notes")
+    kills = max(1, KILLS // 2)
+    count = kills * MESSAGES_PER_KILL // PRODUCERS
+    total = PRODUCERS * count
+    senders = Senders(mq, topic, producers=PRODUCERS, count=count, history=history, pause_s=0.001)
+    push = mq.push_consumer(
+        group,
+        consume_mode="share",
+        threads=2,
+        invisible_s=RENEWED_S,
+        consume_from=raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    )
+    push.subscribe(topic).on_message(notes)
+    kinds = ["Listener", "Broker", "Storage"]
+    killer = ActorKiller(kinds, random.Random(seed), kills=kills, total=total, progress=lambda: len(history))
+
+    def all_settled() -> bool:
+        summary = mq.admin.group_summary(group)
+        return summary.lag == 0 and sum(entry.max_offset for entry in summary.queues) >= total
+
+    with push.start(instances=CONSUMERS, print_output=False):
+        senders.start()
+        killer.start()
+        senders.join(200)
+        killer.stop()
+        eventually(all_settled, "every message to be acknowledged", 120)
+    print("killed", *killer.killed, sep="\n  ")
+    stored = {operation.sent.body().decode() for operation in history if operation.outcome is Outcome.OK}
+    assert len(stored) == total
+    consumed = notes.lines()
+    assert set(consumed) == stored
+    assert mq.admin.group_summary(group).dead_letters == 0
+    assert len(killer.killed) == kills
+    print(f"{total} messages, {len(consumed) - total} of them consumed again")

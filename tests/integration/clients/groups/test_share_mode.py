@@ -101,7 +101,7 @@ def test_failed_messages_are_retried_by_the_groups_policy_and_then_dead_letters(
     assert attempts == Counter(
         [(number, 0) for number in range(30)] + [(number, again) for number in (0, 10, 20) for again in (1, 2)]
     )
-    reasons = {letter.reason for letter in mq.admin.dead_letters(group)}
+    reasons = {letter.reason for letter in mq.admin.dead_letters(group).letters()}
     assert reasons == {f"ValueError: no {number}" for number in (0, 10, 20)}
 
 
@@ -145,7 +145,7 @@ def test_a_call_longer_than_the_lease_is_not_repeated_and_a_stop_gives_the_rest_
     assert len(lines_of(notes)) == len(consumed)
     with mq.simple_consumer(group) as consumer:
         consumer.subscribe(f"{topic}-long")
-        rest = []
+        rest: list[raymq.ReceivedMessage] = []
         while len(rest) < 3 - len(consumed):
             rest += consumer.receive(3, wait_s=5.0)
         assert {message.attempt for message in rest} <= {1}
