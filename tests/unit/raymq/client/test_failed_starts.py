@@ -169,6 +169,7 @@ def test_a_push_consumer_raises_the_reason_of_its_start_and_not_of_its_close(
     instance = SimpleNamespace(stop=stop, ask_listener=lambda method, timeout_s: "Traceback: no module shop")
     monkeypatch.setattr(push.PushConsumer, "_start_listener", lambda *arguments, **keywords: instance)
     monkeypatch.setattr(push, "check_expressions", lambda group, member, expressions: None)
+    monkeypatch.setattr(push, "check_modes", lambda group, mode, brokers: None)
     consumer = push.PushConsumer(
         "billing",
         routes=routes,  # type: ignore[arg-type]  # a fake
