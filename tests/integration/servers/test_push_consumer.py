@@ -264,7 +264,7 @@ def test_a_group_that_may_not_broadcast_is_refused_and_shares_its_queues_as_befo
     options: dict[str, Any] = {"message_model": MessageModel.BROADCASTING, "offsets_dir": str(tmp_path)}
     push = mq.push_consumer(group, consume_from=FIRST, **options)
     with pytest.raises(raymq.NoPermissionError, match="consume_broadcast_enable is off"):
-        push.subscribe(topic).on_message(print).start()
+        push.subscribe(topic).on_message(journal).start()
     send(mq, topic, range(3))
     shared = mq.push_consumer(group, consume_from=FIRST).subscribe(topic)
     with shared.on_message(lambda message: journal.write(message.body.decode())).start():
@@ -338,7 +338,7 @@ def test_a_suspended_consumer_is_quiet_until_it_is_resumed_also_over_a_restart(
         send(mq, topic, range(10))
         eventually(lambda: len(journal.lines()) == 10, "ten")
         eventually(lambda: committed(mq, group) == 10, "their commit")
-        assert len([queue for queue in subscription.queues() if queue.topic == topic]) == 4
+        eventually(lambda: len([queue for queue in subscription.queues() if queue.topic == topic]) == 4, "all queues")
         subscription.suspend()
         for process in actor_processes("Pull"):
             process.kill()
