@@ -37,14 +37,14 @@ from tests.bench import (
     trace,
 )
 from tests.bench.cluster import embedded
-from tests.bench.consuming import consume, delay, filters
+from tests.bench.consuming import consume, delay, filters, share
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.gateway.gateway import gateway
 from tests.bench.machine import touch_memory
 from tests.bench.peers import peer_versions, peers
 
-CLUSTER_SECTIONS = """produce bounds consume filter receive requests delay producers overload fan-out queues waiting
-    topics groups lone-send memory trace scrub gateway spark""".split()
+CLUSTER_SECTIONS = """produce bounds consume filter receive share requests delay producers overload fan-out queues
+    waiting topics groups lone-send memory trace scrub gateway spark""".split()
 SECTIONS = (*CLUSTER_SECTIONS, "store", "copies")
 TOUCHED_BYTES = 3 << 30
 LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis hiredis nats-py".split()
@@ -132,6 +132,7 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
         "fan-out": many.fan_out,
         "queues": many.queues,
         "receive": consume.receive,
+        "share": share.share,
         "spark": spark.spark,
         "trace": trace.trace,
         "scrub": scrub.scrub,
