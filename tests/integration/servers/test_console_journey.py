@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +18,11 @@ import ray
 from playwright.sync_api import Page, expect
 
 import raymq
+from placement.actor_lifecycle import GOES_ON
 from placement.console.live_control import live_cluster
 from raymq.client.cluster.launcher import launch
 from raymq.common.config.cluster import load_settings
-from raymq.common.errors import RaymqError
+from raymq.common.errors import ConfigError, RaymqError, ServiceNotAvailableError
 from raymq.common.names import CONSOLE, StorageName
 from raymq.remoting.actor_ref import ActorRef
 from raymq.tools.console.app import create_app
@@ -204,6 +206,29 @@ def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: ray
         assert answers(first["url"])
         # The web console already runs, so `launch` returns the running process and starts no second process.
         assert launch("console", address, load_settings(config))["pid"] == described()["pid"]
+    finally:
+        launch("stop_console", address)
+
+
+@pytest.mark.long
+def test_a_start_with_wrong_settings_keeps_the_console_that_serves(mq: raymq.Client, tmp_path: Path) -> None:
+    config, address = tmp_path / "raymq.yaml", ray.get_runtime_context().gcs_address
+
+    def start(options: str) -> dict[str, Any]:
+        config.write_text(f"console: {{{options}}}\n")
+        found: dict[str, Any] = launch("console", address, load_settings(config))
+        return found
+
+    first = start("port: 0")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            taken = other.getsockname()[1]
+            with pytest.raises(ServiceNotAvailableError, match=f"port {taken}, of this node.*{GOES_ON}"):
+                start(f"port: {taken}")
+        with pytest.raises(ConfigError, match=rf"console\.tls_cert.*{GOES_ON}"):
+            start("port: 0, tls_cert: /nowhere/chain.pem, tls_key: /nowhere/key.pem")
+        assert described()["pid"] == first["pid"]
+        assert answers(first["url"])
     finally:
         launch("stop_console", address)
 
