@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 from rich.console import Console
@@ -152,12 +152,14 @@ def _run(section: str, client: object, beside: object, *, sync: bool, rounds: in
 
 
 def _write(path: Path, figures: list[Figure], seconds: float) -> None:
+    installed = {one.name: one.version for one in distributions()}
     report = {
         "raymq": version("raymq"),
         "python": platform.python_version(),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "peers": peer_versions(),
-        "libraries": {name: version(name) for name in LIBRARIES},
+        # An environment with Spark 4 lacks the clients of the peers.
+        "libraries": {name: installed[name] for name in LIBRARIES if name in installed},
         "took_s": round(seconds),
         "figures": [figure.as_dict() for figure in figures],
     }

@@ -24,7 +24,7 @@ import ray
 
 import raymq
 from tests.bench.cluster import new_topic, workers
-from tests.bench.figures import Figure, Goal
+from tests.bench.figures import Figure, Goal, Sample
 
 MESSAGES: Final = 1_000_000
 BODY_BYTES: Final = 1024
@@ -78,37 +78,115 @@ def fill(client: raymq.Client, topic: str, count: int) -> None:
 
 
 def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count: int, rounds: int) -> Iterator[Figure]:
-    """Yield the times of three queries on the topic, each compared with the same query on the same rows in
-    Parquet."""
-    from raydp_jobs import read_topic
+    """Yield the times and the processor times of three queries on the topic, each compared with the same query on the
+    same rows in Parquet, and with the peer `bridge`. On Spark 4 the queries also run on ``format("raymq")``."""
+    from raydp_jobs import read_topic, register_raymq
 
     def topic_columns(*columns: str) -> Any:
         return read_topic(session, topic, columns=list(columns), client=client)
 
+    def format_columns(*columns: str) -> Any:
+        return session.read.format("raymq").option("topic", topic).option("columns", ",".join(columns)).load()
+
     def parquet_columns(*columns: str) -> Any:
         return session.read.parquet(parquet).select(*columns)
 
-    def counted(rows: Callable[..., Any]) -> float:
-        return seconds(
-            lambda: check(sum(row["count"] for row in rows("tags").groupBy("tags").count().collect()), count)
-        )
+    def counted(rows: Rows) -> None:
+        check(sum(row["count"] for row in rows("tags").groupBy("tags").count().collect()), count)
 
-    def projected(rows: Callable[..., Any]) -> float:
-        return seconds(lambda: drain(rows("queue_id", "queue_offset", "tags", "store_timestamp")))
+    def projected(rows: Rows) -> None:
+        drain(rows("queue_id", "queue_offset", "tags", "store_timestamp"))
 
-    def whole(rows: Callable[..., Any]) -> float:
-        return count / seconds(lambda: drain(rows("queue_id", "queue_offset", "tags", "body")))
+    def whole(rows: Rows) -> None:
+        drain(rows("queue_id", "queue_offset", "tags", "body"))
 
-    name = f"{count:,} x 1 KiB"
-    per_tag = Figure(SECTION, f"count per tag of {name}", "s", False, [Goal("<=", 2, "parquet")])
-    without = Figure(SECTION, f"projection without body of {name}", "s", False, [Goal("<=", 1.2, "parquet")])
-    bodies = Figure(SECTION, f"with body, {name}, one core", "msg/s", True, [Goal(">=", 300_000)])
-    for figure, measure in ((per_tag, counted), (without, projected), (bodies, whole)):
-        measure(topic_columns)  # Run the query once without timing it, to load classes and connect the worker.
-        measure(parquet_columns)
-        for _ in range(rounds):
-            figure.add_round(lambda: measure(topic_columns), {"parquet": lambda: measure(parquet_columns)})
-        yield figure
+    ways = {"": topic_columns}
+    if int(session.version.partition(".")[0]) >= 4:
+        register_raymq(session, client=client)
+        ways["format: "] = format_columns
+    peers = {"parquet": parquet_columns, "bridge": ready_rows(session, count)}
+    size = f"{count:,} x 1 KiB"
+    queries: list[tuple[str, str, list[Goal], Query]] = [
+        (f"count per tag of {size}", "s", [Goal("<=", 2, "parquet")], counted),
+        (f"projection without body of {size}", "s", [Goal("<=", 1.2, "parquet")], projected),
+        (f"with body, {size}, one core", "msg/s", [Goal(">=", 300_000)], whole),
+    ]
+    for way, columns in ways.items():
+        for title, unit, goals, query in queries:
+            figure = Figure(SECTION, way + title, unit, unit == "msg/s", goals)
+            cpu = Figure(SECTION, f"{way}{title}: processor time", "s", False)
+            query(columns)  # Run the query once without timing it, to load classes and connect the worker.
+            for peer in peers.values():
+                query(peer)
+            for _ in range(rounds):
+                ours, theirs = costs(query, columns), {name: costs(query, rows) for name, rows in peers.items()}
+                per_s = unit == "msg/s"
+                figure.ours.append(Sample(count / ours.wall_s if per_s else ours.wall_s))
+                cpu.ours.append(Sample(ours.cpu_s))
+                for name, one in theirs.items():
+                    figure.peers.setdefault(name, []).append(Sample(count / one.wall_s if per_s else one.wall_s))
+                    cpu.peers.setdefault(name, []).append(Sample(one.cpu_s))
+            yield figure
+            yield cpu
+
+
+Rows = Callable[..., Any]
+"""A function that returns a DataFrame with the given columns."""
+Query = Callable[[Rows], None]
+
+
+def ready_rows(session: Any, count: int) -> Rows:
+    """Return the source of the peer `bridge`: Python workers pass `count` rows that they have already to Spark. A query
+    on these rows costs what the way from Python to Spark costs. No source in Python can be cheaper."""
+    from raydp_jobs.source.reader import spark_schema
+
+    partitions, tags, body = 4, TAGS, bytes(BODY_BYTES)
+
+    def columns_of(*columns: str) -> Any:
+        size = 4_000 if "body" in columns else 32_000  # the rows of a batch of raymq
+
+        def batches(rows: Any) -> Iterator[pa.RecordBatch]:
+            numbers = np.arange(size)
+            makers: dict[str, Callable[[], pa.Array]] = {
+                "queue_id": lambda: pa.array(numbers.astype(np.int32)),
+                "queue_offset": lambda: pa.array(numbers),
+                "tags": lambda: pa.array(tags).take(pa.array(numbers % len(tags))),
+                "store_timestamp": lambda: pa.array(numbers).cast(pa.timestamp("us", tz="UTC")),
+                "body": lambda: pa.repeat(pa.scalar(body), size),
+            }
+            batch = pa.RecordBatch.from_arrays([makers[name]() for name in columns], names=list(columns))
+            for _ in range(sum(row.num_rows for row in rows)):
+                for first in range(0, count // partitions, size):
+                    yield batch.slice(0, min(size, count // partitions - first))
+
+        return session.range(0, partitions, 1, partitions).mapInArrow(batches, spark_schema(columns))
+
+    return columns_of
+
+
+class Costs(NamedTuple):
+    """What a query has cost: seconds, and seconds of processor time of the executors and their Python workers."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def costs(query: Query, rows: Rows) -> Costs:
+    """Run a query, and return what it has cost."""
+    before_s = executors_cpu_s()
+    wall_s = seconds(lambda: query(rows))
+    return Costs(wall_s, executors_cpu_s() - before_s)
+
+
+def executors_cpu_s() -> float:
+    """Return the processor time of the executors and their Python workers so far, in s."""
+    while True:
+        try:
+            found = [process for executor in executors() for process in (executor, *executor.children(recursive=True))]
+            # The times of an ended worker are in the times of its parent.
+            return sum(sum(process.cpu_times()[:4]) for process in found)
+        except psutil.NoSuchProcess:
+            continue  # A worker ended after the list of processes was taken.
 
 
 def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
@@ -193,9 +271,14 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        executors = [process for process in psutil.Process().children(recursive=True) if _is_executor(process)]
+        found = executors()
         while not self._stop.wait(0.05):
-            self.bytes = max(self.bytes, sum(map(_private_bytes, executors)))
+            self.bytes = max(self.bytes, sum(map(_private_bytes, found)))
+
+
+def executors() -> list[psutil.Process]:
+    """Return the JVMs of the executors that this program's Ray cluster runs."""
+    return [process for process in psutil.Process().children(recursive=True) if _is_executor(process)]
 
 
 def _is_executor(process: psutil.Process) -> bool:
