@@ -70,7 +70,7 @@ def _busy(client: raymq.Client, listeners: int, queues: int) -> float:
     with _started(client, topic, "share", listeners, work, threads=1) as running, client.producer("bench") as producer:
         started_s = time.perf_counter()
         for _ in range(calls):
-            producer.send_async(raymq.Message(topic, b""))
+            producer.send_async(raymq.Message(topic, b"work"))
         while _consumed(running) < calls:
             time.sleep(0.02)
         return calls * WORK_S / (time.perf_counter() - started_s) / listeners
