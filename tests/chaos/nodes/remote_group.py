@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import raymq
 from raymq.common.errors import RaymqError
 from tests.support.history.log_rules import check_log
-from tests.support.history.observations import Observations, TailWatcher, acknowledgements_in
+from tests.support.history.observations import Observations, Seen, TailWatcher, acknowledgements_in
+from tests.support.history.waiting import eventually
 from tests.support.history.watcher import Watcher
 from tests.support.history.workload import read_back
 from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas
@@ -40,6 +41,11 @@ def watching(mq: raymq.Client, topic: str) -> Iterator[Observations]:
         yield observations
     reader.check()
     tails.check()
+
+
+def has_commit(observations: Observations) -> bool:
+    """Return True if a committed offset other than 0 was observed."""
+    return any(one.seen is Seen.COMMITTED and one.offset > 0 for one in observations)
 
 
 def main(broker: str, replicas: int) -> None:
@@ -63,7 +69,8 @@ def main(broker: str, replicas: int) -> None:
 
         def check(journals: list[str], seed: int) -> int:
             """Check that the observations of the newest topic and the acknowledged sends fit a log. Returns their
-            number."""
+            number. First waits for a commit of the reader, because the cut may have hindered all earlier commits."""
+            eventually(lambda: has_commit(observed[-1]), "a commit of the reader", HEAL_TIMEOUT_S)
             stack.close()
             seen = [*observed.pop(), *(one for path in journals for one in acknowledgements_in(Path(path)))]
             check_log(seen, random.Random(seed))
