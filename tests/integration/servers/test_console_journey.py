@@ -99,7 +99,7 @@ def log_in(page: Page) -> None:
 
 def create_topic(page: Page, topic: str) -> None:
     page.get_by_text("New topic").click()
-    page.get_by_label("Name").fill(topic)
+    page.get_by_label("Name", exact=True).fill(topic)
     page.get_by_label("Queues").fill("2")
     page.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("heading", name=topic)).to_be_visible()
