@@ -1,4 +1,4 @@
-"""The official clients that the tests of one module share."""
+"""The official clients and the gateway that the tests of one module share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import raymq
+from tests.support.gateway.gateways import RunningGateway, running_gateway
 from tests.support.gateway.official import InstallError, or_skip
 from tests.support.gateway.official_client import OfficialClient, official_client
+from tests.support.gateway.official_place import LANGUAGES, Place
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +31,22 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             return running[language]
 
         yield client
+
+
+@pytest.fixture(scope="module")
+def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """Run a gateway on the cluster of the module."""
+    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
+@pytest.fixture(params=LANGUAGES)
+def place(
+    mq: raymq.Client,
+    gateway: RunningGateway,
+    clients: Callable[[str], OfficialClient],
+    request: pytest.FixtureRequest,
+) -> Place:
+    """Return the topics and groups of one test, with the official client of a language."""
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")
+    return Place(mq, clients(request.param), gateway.endpoints, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ import pytest
 import raymq
 from raymq.gateway.wire.enums import Code
 from tests.support.cases import SUMMARY
-from tests.support.gateway.gateways import RunningGateway, running_gateway
+from tests.support.gateway.gateways import RunningGateway
 from tests.support.gateway.official_client import OfficialClient, OfficialError
 from tests.support.gateway.official_place import ARRIVES_S, LANGUAGES, Place, check_load, refused
 from tests.support.history.waiting import eventually
@@ -29,23 +29,6 @@ BODY_MAX = 4 << 20
 NAMESPACE = "official"
 KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "40" if SOAK else "2"))
 MESSAGES_BETWEEN_KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
-        yield gateway
-
-
-@pytest.fixture(params=LANGUAGES)
-def place(
-    mq: raymq.Client,
-    gateway: RunningGateway,
-    clients: Callable[[str], OfficialClient],
-    request: pytest.FixtureRequest,
-) -> Place:
-    name = request.node.originalname.removeprefix("test_").replace("_", "-")
-    return Place(mq, clients(request.param), gateway.endpoints, name)
 
 
 def test_a_message_arrives_with_all_its_values(place: Place) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import raymq
 from tests.support.cases import SUMMARY
 from tests.support.clusters.cluster import one_group
-from tests.support.gateway.gateways import RunningGateway, running_gateway
+from tests.support.gateway.gateways import RunningGateway
 from tests.support.gateway.official_client import OfficialClient
 from tests.support.gateway.official_place import LANGUAGES, Place, check_load
 from tests.support.replicas.ray_replicas import RayReplicas
@@ -25,12 +25,6 @@ KILLS = int(os.environ.get("RAYMQ_CHAOS_KILLS", "10" if os.environ.get("RAYMQ_SO
 REPLICAS = 3
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 MESSAGES_BETWEEN_KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
-        yield gateway
 
 
 def test_no_message_of_an_official_client_is_lost_when_the_master_is_killed_under_load(

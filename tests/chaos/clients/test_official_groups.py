@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
-import raymq
 from raymq.common.protocol.recall import RecallHandle
-from tests.support.gateway.gateways import RunningGateway, running_gateway
-from tests.support.gateway.official_client import OfficialClient
-from tests.support.gateway.official_place import LANGUAGES, Place
+from tests.support.gateway.official_place import Place
 
 pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
 
@@ -20,23 +16,6 @@ MESSAGE_GROUPS = 8
 MESSAGES_OF_GROUP = 4
 MESSAGES = 8
 """Number of transactions, and of delayed messages."""
-
-
-@pytest.fixture(scope="module")
-def gateway(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
-        yield gateway
-
-
-@pytest.fixture(params=LANGUAGES)
-def place(
-    mq: raymq.Client,
-    gateway: RunningGateway,
-    clients: Callable[[str], OfficialClient],
-    request: pytest.FixtureRequest,
-) -> Place:
-    name = request.node.originalname.removeprefix("test_").replace("_", "-")
-    return Place(mq, clients(request.param), gateway.endpoints, name)
 
 
 def storing_brokers(place: Place) -> set[str]:

@@ -85,17 +85,7 @@ class TaskFeed:
         self._asleep = False
         """True while the reporting thread is in a long sleep. If a new task arrives, the thread must then be
         woken."""
-        self._pool = ConsumePool(
-            handler,
-            threads=settings.threads,
-            timeout_s=settings.consume_timeout_s,
-            group=settings.group,
-            shown_group=self._names.unwrap(settings.group),
-            hooks=hooks,
-            replier=replier,
-            trace=trace,
-            on_done=self._news.set,
-        )
+        self._pool = pool_of(settings, handler, self._news.set, hooks=hooks, replier=replier, trace=trace)
         self._reader = TaskReader()
         self._lock = threading.Lock()
         """Guards the attributes about the current epoch: its number, its last batch, its tasks and their
@@ -122,9 +112,7 @@ class TaskFeed:
 
     def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
         """Call the listener with one message that belongs to no task (see ConsumePool.call_directly)."""
-        wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
-        wanted = self._names.shown_message(wanted)
-        return self._pool.call_directly([wanted] if self._takes_batch else wanted)
+        return call_directly(self._pool, message, self._names, takes_batch=self._takes_batch)
 
     def close(self) -> None:
         """Stop taking tasks and reporting. Running listener calls continue."""
@@ -265,6 +253,39 @@ class TaskFeed:
             except Exception:  # catch bugs: if this thread ended, no message would be committed
                 logger.exception("cannot report consumed messages to the Pull actor, retrying")
                 self._closed.wait(FEED_RETRY_S)
+
+
+def pool_of(
+    settings: PushSettings,
+    handler: Handler,
+    on_done: Callable[[], None],
+    *,
+    hooks: Sequence[ConsumeHook],
+    replier: Replier | None,
+    trace: DeliveryTrace | None,
+) -> ConsumePool:
+    """Make the pool that calls the listener of a push consumer with these settings."""
+    return ConsumePool(
+        handler,
+        threads=settings.threads,
+        timeout_s=settings.consume_timeout_s,
+        group=settings.group,
+        shown_group=Namespace(settings.namespace).unwrap(settings.group),
+        hooks=hooks,
+        replier=replier,
+        trace=trace,
+        on_done=on_done,
+    )
+
+
+def call_directly(
+    pool: ConsumePool, message: MessageExt, names: Namespace, *, takes_batch: bool
+) -> tuple[str, str, float]:
+    """Call the listener with a message that an administrator has chosen, as the listener would get it (see
+    ConsumePool.call_directly)."""
+    wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
+    wanted = names.shown_message(wanted)
+    return pool.call_directly([wanted] if takes_batch else wanted)
 
 
 def lists_of(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:

@@ -24,11 +24,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from raymq.client.consumer.push.answers import Replier
-from raymq.client.consumer.push.consume_pool import ConsumePool, Handler
+from raymq.client.consumer.push.consume_pool import Handler
 from raymq.client.consumer.push.consume_request import ConsumeRequest
 from raymq.client.consumer.push.hook import ConsumeHook
 from raymq.client.consumer.push.settings import PushSettings
-from raymq.client.consumer.push.task_feed import lists_of, with_original_topic
+from raymq.client.consumer.push.task_feed import call_directly, lists_of, pool_of, with_original_topic
 from raymq.client.consumer.share.connection import ShareConnection
 from raymq.client.consumer.share.leased_tasks import Later, LeasedTask, LeasedTasks, Settlement
 from raymq.client.consumer.share.prefetch import Prefetch, Room
@@ -83,17 +83,7 @@ class ShareFeed:
         prefetch = Prefetch(at_once, settings.prefetch_messages, settings.prefetch_mib << 20)
         self._news = threading.Event()
         """Event that is set if the reporting thread may have something to read."""
-        self._pool = ConsumePool(
-            handler,
-            threads=settings.threads,
-            timeout_s=settings.consume_timeout_s,
-            group=settings.group,
-            shown_group=self._names.unwrap(settings.group),
-            hooks=hooks,
-            replier=replier,
-            trace=trace,
-            on_done=self._news.set,
-        )
+        self._pool = pool_of(settings, handler, self._news.set, hooks=hooks, replier=replier, trace=trace)
         self._changed = threading.Condition()
         """Condition that guards the attributes below."""
         self._tasks = LeasedTasks(prefetch, ordered=settings.orderly)
@@ -186,10 +176,7 @@ class ShareFeed:
             message = decode_record(record, broker_name=broker_name)
         except RecordError as error:
             raise InvalidArgumentError(f"the message cannot be read: {error}") from None
-        if message.topic.startswith(RETRY_PREFIX):
-            message = with_original_topic(message)
-        wanted = self._names.shown_message(message)
-        outcome = self._pool.call_directly([wanted] if self._takes_batch else wanted)
+        outcome = call_directly(self._pool, message, self._names, takes_batch=self._takes_batch)
         return DirectConsumption(client_id, self._name, *outcome)
 
     def description(self) -> ConsumerData:
