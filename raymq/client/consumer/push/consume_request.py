@@ -100,9 +100,15 @@ class ConsumeRequest:
 
     def report(self, stuck: int) -> ConsumeReport:
         """Report the listener calls of this request that have ended since the last report. `stuck`: the number of
-        threads in listener calls that exceeded their timeout and were given up."""
+        threads in listener calls that exceeded their timeout and were given up.
+
+        A failed call of an orderly request is reported together with the request's end, which follows at once. So the
+        owner can return the messages behind the failed one first.
+        """
         done = self.done.is_set()
         new = self.ended[self._reported :]
+        if self.key is not None and self.failures and not done:
+            new = [index for index in new if index not in self.failures]
         self._reported += len(new)
         failures = tuple([self.failures[index] for index in new if index in self.failures]) if self.failures else ()
         return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)

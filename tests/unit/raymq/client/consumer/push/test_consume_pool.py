@@ -231,6 +231,18 @@ def test_a_message_that_cannot_be_shown_fails_without_a_call(listener):
     assert listener.seen == ["a"]
 
 
+def test_a_failure_of_an_orderly_request_is_reported_with_its_end() -> None:
+    """The moment between the end of the failed call and the end of its request is set by hand."""
+    request = ConsumeRequest([SimpleNamespace(name=name) for name in "abc"], [0, 1, 2], "queue 0")
+    request.failures[1] = request.failure(1, "out of stock")
+    request.ended += [0, 1]
+    early = request.report(0)
+    assert (early.ended, early.failures, set(early.unfinished)) == (False, (), {1, 2})
+    request.done.set()
+    end = request.report(0)
+    assert (end.ended, [one.first for one in end.failures], set(end.unfinished)) == (True, [1], {2})
+
+
 def test_in_order_the_first_failure_ends_the_work(listener):
     listener.answers["b"] = ConsumeStatus.RECONSUME_LATER
     report = run(pool_of(listener), request_of("a", "b", "c", "d", key="q"))
