@@ -174,7 +174,8 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
             shutil.rmtree(queue)
     elif kind == 2:
         for queue in queues:  # remove the last file of each queue, as a power cut may
-            max(queue.iterdir()).unlink()
+            if files := sorted(queue.iterdir()):  # the directory of a queue without messages may be empty
+                files[-1].unlink()
     if dice.random() < 0.15:
         for path in (root / "config").glob("*eleted*"):
             path.unlink()

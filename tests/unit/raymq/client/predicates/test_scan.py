@@ -42,6 +42,12 @@ def storage(tmp_path, no_flushes):
     store.close()
 
 
+@pytest.fixture(autouse=True)
+def an_hour_for_each_fetch(monkeypatch):
+    """Let one fetch call the function for an hour. So a pause of the machine does not end a fetch early."""
+    monkeypatch.setattr(scan, "SCAN_S", 3600.0)
+
+
 def scan_of(storage, function, *, on_error="raise", clock=None) -> PredicateScan:
     here = FunctionHere(raymq.predicate(function, on_error=on_error))
     evaluate = partial(here.evaluate, "a")
