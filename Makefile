@@ -24,10 +24,11 @@ PYTHONS ?= 3.11 3.12 3.13
 test-pythons: $(INSTALLED)
 	$(BIN)/python -m tests.pythons $(PYTHONS)
 
-# The tests of faults in tests/chaos, and the tests elsewhere with the mark `long`.
+# The tests of faults in tests/chaos, and the tests elsewhere with the mark `long`. Each commit runs a third of the files in
+# tests/rotation.py; RAYMQ_ROTATION=all runs all of them, RAYMQ_ROTATION=0, 1 or 2 one third.
 LONG = $(shell grep --recursive --files-with-matches --include="test_*.py" "pytest.mark.long" $(TESTS))
 chaos: compiled
-	$(PYTEST) $(TWO_WORKERS) -m long tests/chaos $(LONG)
+	RAYMQ_ROTATION=$${RAYMQ_ROTATION:-commit} $(PYTEST) $(TWO_WORKERS) -m long tests/chaos $(LONG)
 
 # How long each scope of tests takes, into tests/durations.json, by which make test and make chaos order them.
 durations: compiled

@@ -25,6 +25,7 @@ from xdist.workermanage import WorkerController
 
 import raymq
 from tests.durations import DurationRecorder, recorded_seconds
+from tests.rotation import rotated_out
 from tests.support.cases import SUMMARY, examples
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
@@ -222,8 +223,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Run this hook first, because pytest's own hook selects tests by the marks that this hook adds.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests of shared clusters, and mark each test in tests/chaos as long."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the tests of shared clusters, mark each test in tests/chaos as long, and leave out the tests whose turn it
+    is not (tests/rotation.py)."""
+    left_out = [item for item in items if rotated_out(item.path.relative_to(TESTS).as_posix())]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     items.sort(key=lambda item: turn_of(item.path))
     for item in items:
         if in_chaos(item.path):
