@@ -58,6 +58,8 @@ PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS
 PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
+PROPERTY_PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+"""Property with a message's priority, a decimal number. The name is RocketMQ's."""
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """Property with a message's group (sharding key). Clients of a gateway store it; raymq's own producers do not."""
 PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
@@ -71,7 +73,7 @@ RESERVED_PROPERTIES: Final = frozenset(
     TRANSACTION_CHECK_TIMES CORRELATION_ID REPLY_TO_CLIENT TTL CLUSTER MSG_TYPE POP_CK 1ST_POP_TIME __SHARDINGKEY
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_ERROR TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
     TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __BORNHOST BORN_TIMESTAMP __CRC32# RMQ_PID RMQ_EPOCH
-    RMQ_SEQ""".split()
+    RMQ_SEQ _SYS_MSG_PRIORITY_""".split()
 )
 """Property names that a user may not set: RocketMQ's reserved names (spec/storage.md §1, spec/messaging.md §3.6) and
 four names that raymq adds."""
@@ -85,6 +87,8 @@ MAX_PROPERTIES_BYTES: Final = 32767
 USUAL_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
 """Maximum size in bytes of a message's properties, tags and keys that always leaves space in the record for raymq's own
 properties."""
+PRIORITY_MAX: Final = 9
+"""Highest priority of a message. The lowest priority is 0."""
 LIGHT_QUEUES_MAX: Final = 500
 """Maximum number of light queues that one message may name."""
 DELAY_LEVELS_MAX: Final = 18
@@ -111,6 +115,8 @@ PLAIN_PROPERTIES: Final = _NoProperties()
 """The `properties` object of each Message that has only a topic and a body. No other message has this object, so a
 comparison by identity recognises such messages. Such messages are the most common messages and need less work."""
 
+_PRIORITY_DIGITS_MAX: Final = 10
+"""Number of digits of the greatest priority that a native client can send: a Java int."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NO_KEYS: Final = ()
@@ -175,6 +181,11 @@ class Message(Struct, frozen=True, gc=False):
     survives the death of the store's process, but not a power cut or the loss of its node. Consumers see the message at
     the same time as other messages.
 
+    `priority`: 0, the lowest priority, to 9, for topics of the type PRIORITY. The producer sends the message to the
+    queue of its priority, and consumers that lease messages get queues of a high priority sooner. The priority is
+    stored as a property; topics that accept all types store it, too, but do not use it. A message with a delay has no
+    priority.
+
     `light_queues`: names of up to 500 light queues that also contain the message, without a second copy of the message;
     a single str is one name. Light queues need the store settings enable_lmq and enable_multi_dispatch; see
     `raymq.light_queue`.
@@ -195,6 +206,7 @@ class Message(Struct, frozen=True, gc=False):
     light_queues: Sequence[str] = ()
     delay: timedelta | None = None
     deliver_at: datetime | None = None
+    priority: int | None = None
 
     def __post_init__(self) -> None:
         body, topic = self.body, self.topic
@@ -213,6 +225,7 @@ class Message(Struct, frozen=True, gc=False):
             and self.light_queues is _NO_KEYS
             and self.delay is None
             and self.deliver_at is None
+            and self.priority is None
         ):
             return  # skip the checks below, which a message with only a topic and a body does not need
         self._check()
@@ -221,11 +234,13 @@ class Message(Struct, frozen=True, gc=False):
             and not (self.keys or self.properties or self.flag or self.delay_level or self.light_queues)
             and self.deliver_at_ms is None
             and self.wait_store_msg_ok
+            and self.priority is None
         ):
             force_setattr(self, "properties", PLAIN_PROPERTIES)
         else:
             # copy the properties, because the caller may change its own mapping later
-            force_setattr(self, "properties", dict(self.properties))
+            added = {} if self.priority is None else {PROPERTY_PRIORITY: str(self.priority)}
+            force_setattr(self, "properties", {**self.properties, **added})
 
     def _check(self) -> None:
         self._check_topic_and_body()
@@ -241,6 +256,8 @@ class Message(Struct, frozen=True, gc=False):
             self._check_delay()
         if self.light_queues or self.light_queues.__class__ is not tuple:
             self._check_light_queues()
+        if self.priority is not None:
+            self._check_priority()
 
     def _check_topic_and_body(self) -> None:
         check_topic(self.topic)
@@ -285,8 +302,14 @@ class Message(Struct, frozen=True, gc=False):
         for name, value in self.properties.items():
             _check_text("a property name", name)
             _check_text(f"the value of property {name!r}", value)
-            if name in RESERVED_PROPERTIES:
+            # A copy of a message with a priority gets the property of the priority with the other properties.
+            if name in RESERVED_PROPERTIES and (name != PROPERTY_PRIORITY or self.priority is None):
                 raise MessageIllegalError(f"property {shown(name)} is reserved; use another name")
+
+    def _check_priority(self) -> None:
+        force_setattr(self, "priority", _checked_number("priority", self.priority, 0, PRIORITY_MAX))
+        if self.delay_level or self.deliver_at_ms is not None:
+            raise MessageIllegalError("a message has a priority or a delay, not both: leave one out")
 
     def _check_light_queues(self) -> None:
         names = self.light_queues
@@ -592,6 +615,13 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
+    def priority(self) -> int | None:
+        """The priority with which the message was sent; None if it was sent without a priority. A native client of
+        RocketMQ may send priorities above 9."""
+        text = self.system_properties.get(PROPERTY_PRIORITY, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= _PRIORITY_DIGITS_MAX else None
+
+    @property
     def light_queues(self) -> tuple[str, ...]:
         """The names of the light queues to which the message was also sent. If the message was read from a light queue,
         `topic` and `queue_offset` belong to the light queue, and `sent_to` is the original topic."""
@@ -754,13 +784,16 @@ class ConsumeFromWhere(Enum):
 
 
 def copied_message(message: MessageExt, topic: str, added: Mapping[str, str]) -> SystemMessage:
-    """Return a received message as a message to `topic` that also has the properties `added`. The copy is not checked,
-    because it must be possible to send each stored message again. RocketMQ's clients send messages that break a rule of
-    Message, for example with a space before the tag."""
+    """Return a received message as a message to `topic` that also has the properties `added`. The copy has the
+    message's priority, and is not checked, because it must be possible to send each stored message again. RocketMQ's
+    clients send messages that break a rule of Message, for example with a space before the tag."""
     copied = SystemMessage(topic, b"-")
     fields = (message.body, message.tags, message.keys, {**message.properties, **added}, message.flag)
     for name, value in zip(("body", "tags", "keys", "properties", "flag"), fields, strict=True):
         force_setattr(copied, name, value)
+    if message.priority is not None:
+        force_setattr(copied, "priority", message.priority)
+        copied = with_added_properties(copied, {PROPERTY_PRIORITY: str(message.priority)})
     return copied
 
 

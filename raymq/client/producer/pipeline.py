@@ -14,7 +14,8 @@
     put       The last steps, which wait for nothing. An error frees the space again, and nothing is sent:
       types     The topic accepts the message's type: raymq.client.producer.checks. A check that depends on the topic
                 belongs there: `check_types`.
-      select    The queue: the caller's, or the queue whose turn it is (raymq.client.producer.queue_selector).
+      select    The queue: the caller's, the queue of the message's priority, or the queue whose turn it is
+                (raymq.client.producer.queue_selector).
       observers The user's hooks get the message and its queue. A CheckForbiddenHook may refuse it.
       cut       The messages become parts that fit in one request (raymq.client.producer.send_parts). Delayed messages
                 become parts of their own, for the queues in which they wait.
@@ -282,9 +283,14 @@ class SendPipeline:
         buffer space is free again.
         """
         try:
+            priority = None
             if route.attributes.restricts:
                 check_types(route, request.messages, request.destination, request.stored)
-            queue = self._select(route, request)
+                priority = request.messages[0].priority if route.attributes.has_levels else None
+            if priority is None:
+                queue = self._select(route, request)
+            else:
+                queue = self._turns.of_priority(route, priority, self._clock())
             for watch in request.watches:
                 watch.selected(request.messages, queue)
             sender = self._sender(queue.broker_name)
@@ -372,7 +378,9 @@ class SendPipeline:
                     self.single_sends.begin_locked(batch, sender)
                 break
             if joins:
-                self.open_batches.open_locked(batch, stored, any_may_join=not attributes.is_compacted)
+                # `join` does not choose a queue, and the messages of a topic with levels may have different queues
+                any_may_join = not attributes.is_compacted and not attributes.has_levels
+                self.open_batches.open_locked(batch, stored, any_may_join=any_may_join)
             sender.put_locked(batch)
         return placed, []
 
@@ -393,7 +401,9 @@ class SendPipeline:
         """Move a batch from the failing broker `broker_name` to another broker. Returns False if no other broker can
         take the batch, which then stays unchanged."""
         try:
-            queue = self._turns.next_at_another_broker(self._routes.get(batch.topic), broker_name, self._clock())
+            route = self._routes.get(batch.topic)
+            priority = batch.messages[0].priority if route.attributes.has_levels else None
+            queue = self._turns.next_at_another_broker(route, broker_name, self._clock(), priority)
             if queue is None:
                 return False
             sender = self._sender(queue.broker_name)

@@ -5,6 +5,9 @@ certain queue, gives a `Destination`: a sharding key that is hashed, a selector 
 message goes to the chosen queue only. While the queue's broker is unreachable, the message waits, up to the send
 timeout. Keys and selectors choose among all queues of the topic, reachable or not, so no fault moves a key to another
 queue. Messages keep their order only within a queue. If the topic gets more queues, keys may map to other queues.
+
+In a topic of the type PRIORITY, the id of a message's queue is its priority, as in RocketMQ: its level (level_queues).
+Each broker group has each level, so the message may go to any broker group, but never to another level.
 """
 
 from __future__ import annotations
@@ -186,6 +189,17 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
     return queue if queue.topic == message.topic else None
 
 
+def level_queues(route: TopicRoute, priority: int) -> list[MessageQueue]:
+    """Return the queue of a priority in each broker group of a topic: the writable queue whose id is the priority, or
+    the group's last writable queue if the priority is greater."""
+    levels: dict[str, MessageQueue] = {}
+    for queue in route.publish_queues:
+        known = levels.get(queue.broker_name)
+        if known is None or known.queue_id < queue.queue_id <= priority:
+            levels[queue.broker_name] = queue
+    return list(levels.values())
+
+
 @dataclass(slots=True)
 class _Turn:
     """A turn of `queue`: during the turn, a producer sends its messages to this queue, one of a topic's `queues`. The
@@ -238,10 +252,24 @@ class QueueTurns:
             if turn is not None:
                 turn.used += count
 
-    def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
+    def of_priority(self, route: TopicRoute, priority: int, now_s: float) -> MessageQueue:
+        """Return the queue of a priority at a random broker that is available; if no broker is available, at a
+        reachable broker; if no broker is reachable, at any broker. Raises the errors of `TopicRoute.require_writable`.
+        """
+        queues = level_queues(route.require_writable(), priority)
+        for good in (self._faults.available, self._faults.reachable):
+            chosen = [queue for queue in queues if good(queue.broker_name, now_s)]
+            if chosen:
+                return secrets.choice(chosen)
+        return secrets.choice(queues)
+
+    def next_at_another_broker(
+        self, route: TopicRoute, broker_name: str, now_s: float, priority: int | None = None
+    ) -> MessageQueue | None:
         """Return a queue of a broker other than `broker_name`, which failed. Returns None if no other broker is
-        reachable."""
-        others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
+        reachable. `priority`: the priority whose queue to return; None for any queue."""
+        queues = route.publish_queues if priority is None else level_queues(route, priority)
+        others = [queue for queue in queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):
             chosen = [queue for queue in others if good(queue.broker_name, now_s)]
             if chosen:

@@ -39,8 +39,12 @@ class TopicMessageType(StrEnum):
     """The type of messages that a topic accepts. Producers check each message before they send it.
 
     UNSPECIFIED (the default) and MIXED accept all messages. FIFO accepts messages with a sharding key, a queue or a
-    selector. DELAY accepts messages with a delay level or a delivery time. TRANSACTION accepts half messages. NORMAL
-    accepts messages that have none of these properties.
+    selector. DELAY accepts messages with a delay level or a delivery time. TRANSACTION accepts half messages. PRIORITY
+    accepts messages with a priority, and no sharding key, queue or selector. NORMAL accepts messages that have none of
+    these properties.
+
+    A topic of the type PRIORITY has one queue for each priority in each broker group, its level. A message with the
+    priority p goes to queue p of a broker group, or to the group's last queue if the group has fewer queues.
     """
 
     UNSPECIFIED = "UNSPECIFIED"
@@ -49,6 +53,7 @@ class TopicMessageType(StrEnum):
     DELAY = "DELAY"
     TRANSACTION = "TRANSACTION"
     MIXED = "MIXED"
+    PRIORITY = "PRIORITY"
 
 
 class CleanupPolicy(StrEnum):
@@ -128,6 +133,11 @@ class TopicAttributes:
     def has_inner_batches(self) -> bool:
         """True if the topic stores messages that are sent together as one record."""
         return self.queue_type is QueueType.BATCH
+
+    @property
+    def has_levels(self) -> bool:
+        """True if the topic's queues are levels: each message goes to the queue of its priority."""
+        return self.message_type is TopicMessageType.PRIORITY
 
     @property
     def restricts(self) -> bool:

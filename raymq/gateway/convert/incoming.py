@@ -67,10 +67,8 @@ def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -
     maximum size of the decompressed body. Raises CallRefusedError if the message breaks a rule.
     """
     properties = sent.system_properties
-    if properties.HasField("priority") or properties.HasField("lite_topic"):
-        raise CallRefusedError(Code.UNSUPPORTED, "messages with a priority or a lite topic are not supported")
-    if properties.message_type in (MessageType.LITE, MessageType.PRIORITY):
-        raise CallRefusedError(Code.UNSUPPORTED, "messages of the types LITE and PRIORITY are not supported")
+    if properties.HasField("lite_topic") or properties.message_type == MessageType.LITE:
+        raise CallRefusedError(Code.UNSUPPORTED, "messages of the type LITE, with a lite topic, are not supported")
     try:
         message_id = checked_message_id(properties.message_id)
     except MessageIllegalError as error:
@@ -84,11 +82,13 @@ def incoming(sent: wire.Message, topic: str, now_ms: int, max_body_bytes: int) -
     added = _added(properties, group)
     _check_properties(sent, [tag or "", *keys, *added, *added.values()])
     deliver_at_ms = _deliver_at_ms(properties, now_ms)
+    priority = _priority(properties, group, deliver_at_ms)
+    own = dict(sent.user_properties)
     try:
-        message = Message(topic, body, tag, keys, properties=dict(sent.user_properties), deliver_at_ms=deliver_at_ms)
+        message = Message(topic, body, tag, keys, properties=own, deliver_at_ms=deliver_at_ms, priority=priority)
     except MessageIllegalError as error:
         raise CallRefusedError(Code.BAD_REQUEST, str(error)) from None
-    kind = _kind(properties.message_type, group, deliver_at_ms)
+    kind = _kind(properties.message_type, group, deliver_at_ms, priority)
     if kind is TopicMessageType.TRANSACTION and deliver_at_ms is not None:
         raise CallRefusedError(
             Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a transaction cannot have a delivery time"
@@ -183,10 +183,23 @@ def _deliver_at_ms(properties: wire.SystemProperties, now_ms: int) -> int | None
     return max(at_ms, now_ms)
 
 
-def _kind(message_type: int, group: str | None, deliver_at_ms: int | None) -> TopicMessageType:
+def _priority(properties: wire.SystemProperties, group: str | None, deliver_at_ms: int | None) -> int | None:
+    if not properties.HasField("priority"):
+        return None
+    if group is not None or deliver_at_ms is not None or properties.message_type == MessageType.TRANSACTION:
+        raise CallRefusedError(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            "a message with a priority has neither message group nor delivery time, and is no part of a transaction",
+        )
+    return properties.priority
+
+
+def _kind(message_type: int, group: str | None, deliver_at_ms: int | None, priority: int | None) -> TopicMessageType:
     """Return the type of a message as raymq's producer finds it: a message with a delay and a group is delayed."""
     if message_type == MessageType.TRANSACTION:
         return TopicMessageType.TRANSACTION
     if deliver_at_ms is not None:
         return TopicMessageType.DELAY
-    return TopicMessageType.NORMAL if group is None else TopicMessageType.FIFO
+    if group is not None:
+        return TopicMessageType.FIFO
+    return TopicMessageType.NORMAL if priority is None else TopicMessageType.PRIORITY

@@ -14,11 +14,13 @@ from raymq.common.message import (
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
     PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_PRIORITY,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
     MessageExt,
 )
+from raymq.common.numbers import INT32_MAX
 from raymq.gateway.convert.bodies import md5_digest
 from raymq.gateway.convert.incoming import (
     CLIENT_PROPERTIES,
@@ -66,6 +68,8 @@ def outgoing(message: MessageExt, topic: wire.Resource, delivery: LeasedDelivery
         message_group=properties.get(PROPERTY_SHARDING_KEY),
         trace_context=properties.get(PROPERTY_TRACE_CONTEXT),
     )
+    if message.priority is not None:
+        system.priority = min(message.priority, INT32_MAX)
     if delivery is not None:
         system.receipt_handle, system.delivery_attempt = delivery.handle, delivery.attempt
         system.invisible_duration.CopyFrom(duration(delivery.invisible_ms))
@@ -84,7 +88,9 @@ def _message_type(properties: Mapping[str, str]) -> MessageType:
         return MessageType.TRANSACTION
     if PROPERTY_TIMER_DELIVER_MS in properties or PROPERTY_DELAY in properties:
         return MessageType.DELAY
-    return MessageType.FIFO if PROPERTY_SHARDING_KEY in properties else MessageType.NORMAL
+    if PROPERTY_SHARDING_KEY in properties:
+        return MessageType.FIFO
+    return MessageType.PRIORITY if PROPERTY_PRIORITY in properties else MessageType.NORMAL
 
 
 def _number(properties: Mapping[str, str], name: str) -> int:

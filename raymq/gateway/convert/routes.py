@@ -30,8 +30,10 @@ _TYPES: Final[Mapping[TopicMessageType, tuple[MessageType, ...]]] = {
     TopicMessageType.FIFO: (MessageType.FIFO,),
     TopicMessageType.DELAY: (MessageType.DELAY,),
     TopicMessageType.TRANSACTION: (MessageType.TRANSACTION,),
+    TopicMessageType.PRIORITY: (MessageType.PRIORITY,),
 }
-_ALL_TYPES: Final = tuple(kind for kinds in _TYPES.values() for kind in kinds)
+_ALL_TYPES: Final = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
+"""The types that topics of the types MIXED and UNSPECIFIED accept, as in RocketMQ."""
 _PERMISSIONS: Final = {
     0: Permission.NONE,
     PERM_READ: Permission.READ,

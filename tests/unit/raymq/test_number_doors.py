@@ -210,6 +210,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.Compression.__init__", "level"): NumberRange(1, 22),
     ("raymq.Message.__init__", "flag"): NumberRange(-(2**31), 2**31 - 1),
     ("raymq.Message.__init__", "delay_level"): NumberRange(0, 18),
+    ("raymq.Message.__init__", "priority"): NumberRange(0, 9),
     ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
     ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
     # Limits of the numeric arguments of consumer calls

@@ -73,6 +73,7 @@ def _is_usual(message: Message) -> bool:
         or message.deliver_at_ms is not None
         or message.wait_store_msg_ok is not True
         or message.light_queues
+        or message.priority is not None
     )
 
 

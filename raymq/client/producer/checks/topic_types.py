@@ -1,8 +1,9 @@
 """Checks messages against their topic's attributes before the messages are sent (raymq.common.protocol.attributes).
 
 A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`. A half message is TRANSACTION. Any
-other message is DELAY if it is delayed, FIFO if it has a sharding key, and NORMAL otherwise. A message with a queue or
-a selector is accepted by FIFO topics and by NORMAL topics, because its queue gives it an order.
+other message is DELAY if it is delayed, FIFO if it has a sharding key, PRIORITY if it has a priority, and NORMAL
+otherwise. A message with a queue or a selector is accepted by FIFO topics and by NORMAL topics, because its queue gives
+it an order. PRIORITY topics refuse it, because there the priority chooses the queue.
 
 As in RocketMQ, producers check the types; the store does not. After a change of a topic's attributes, a producer uses
 the old attributes until it refreshes its route, for up to half a minute.
@@ -34,6 +35,7 @@ _WAYS: Final = {
     TopicMessageType.FIFO: "send it with a sharding_key",
     TopicMessageType.DELAY: "give it a delay, a deliver_at, a delay_level or a deliver_at_ms",
     TopicMessageType.TRANSACTION: "send it in a transaction (client.transaction_producer)",
+    TopicMessageType.PRIORITY: "give it a priority, and neither sharding key nor delay",
 }
 
 
@@ -57,6 +59,8 @@ def check_types(
     chosen = destination.queue is not None or destination.selector is not None
     for one in sorted(given):
         check_type(route.topic, attributes, one, chosen=chosen)
+    if attributes.has_levels:
+        _check_level(route.topic, messages, chosen=chosen)
 
 
 def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType, *, chosen: bool = False) -> None:
@@ -71,6 +75,19 @@ def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType,
         f"topic {topic!r} accepts {wanted} messages, and this message is {given}: {_WAYS[wanted]}, send it to "
         f"another topic, or let the topic accept all types: admin.update_topic({topic!r}, message_type='MIXED')"
     )
+
+
+def _check_level(topic: str, messages: Sequence[Message], *, chosen: bool) -> None:
+    if chosen:
+        raise MessageIllegalError(
+            f"the priority of a message chooses its queue in topic {topic!r} (message.type PRIORITY): send the "
+            "message without queue= and selector="
+        )
+    if len({message.priority for message in messages}) > 1:
+        raise MessageIllegalError(
+            f"the messages of a batch go to one queue, and the priority chooses the queue in topic {topic!r} "
+            "(message.type PRIORITY): send a separate batch for each priority"
+        )
 
 
 def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int = 0) -> None:
@@ -113,7 +130,9 @@ def _type_of(message: Message, destination: Destination) -> TopicMessageType:
         return TopicMessageType.TRANSACTION
     if is_delayed(message):
         return TopicMessageType.DELAY
-    return TopicMessageType.NORMAL if destination.sharding_key is None else TopicMessageType.FIFO
+    if destination.sharding_key is not None:
+        return TopicMessageType.FIFO
+    return TopicMessageType.NORMAL if message.priority is None else TopicMessageType.PRIORITY
 
 
 def _type_by_queue(destination: Destination, stored: MessageQueue | None) -> TopicMessageType:

@@ -17,9 +17,11 @@ from raymq.common.message import (
     PLAIN_PROPERTIES,
     RESERVED_PROPERTIES,
     Message,
+    MessageExt,
     MessageQueue,
     SendResult,
     SendStatus,
+    copied_message,
     message_list,
 )
 
@@ -46,12 +48,49 @@ def test_a_copy_of_a_message_equals_it_however_it_is_made(message):
 def test_fields_may_be_given_by_position_and_are_shown_by_name():
     assert repr(FULL) == (
         "Message(topic='orders', body=b'x', tags='paid', keys=('k',), properties={'a': '1'}, flag=-5, delay_level=3, "
-        "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=(), delay=None, deliver_at=None)"
+        "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=(), delay=None, deliver_at=None, "
+        "priority=None)"
     )
     assert repr(Message("orders", b"x")).endswith(
         "keys=(), properties={}, flag=0, delay_level=0, deliver_at_ms=None, wait_store_msg_ok=True, light_queues=(), "
-        "delay=None, deliver_at=None)"
+        "delay=None, deliver_at=None, priority=None)"
     )
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_priority_is_a_property_of_rocketmq_and_of_each_copy(priority):
+    message = Message("orders", b"x", properties={"a": "1"}, priority=priority)
+    assert message.properties == {"a": "1", "_SYS_MSG_PRIORITY_": str(priority)}
+    for same in (pickle.loads(pickle.dumps(message)), copy.copy(message), replace(message)):
+        assert same == message
+    assert replace(message, priority=5).properties["_SYS_MSG_PRIORITY_"] == "5"
+    assert Message("orders", b"x", priority=priority).properties is not PLAIN_PROPERTIES
+
+
+@pytest.mark.parametrize("more", [{"delay_level": 1}, {"deliver_at_ms": 0}, {"delay": timedelta(seconds=1)}])
+def test_a_message_with_a_delay_has_no_priority(more):
+    with pytest.raises(MessageIllegalError, match="a priority or a delay, not both"):
+        Message("orders", b"x", priority=0, **more)
+
+
+@pytest.mark.parametrize("priority", [-1, 10, "1", 1.5, True])
+def test_a_priority_is_a_number_from_0_to_9(priority):
+    with pytest.raises(MessageIllegalError, match="priority"):
+        Message("orders", b"x", priority=priority)
+
+
+@pytest.mark.parametrize(
+    ("text", "priority"),
+    [("0", 0), ("7", 7), ("2147483647", 2**31 - 1), ("", None), ("-1", None), ("x", None), ("9" * 11, None)],
+)
+def test_a_received_message_and_its_copy_have_the_stored_priority(text, priority):
+    places = ("broker-a", 1, 7, 1000, 1, 2, "10.0.0.1:5", "10.0.0.2:6", "id", "offset-id", 0, 0)
+    system = {"_SYS_MSG_PRIORITY_": text} if text else {}
+    message = MessageExt("orders", b"x", None, (), {"a": "1"}, 0, *places, system)
+    copied = copied_message(message, "others", {"b": "2"})
+    assert message.priority == copied.priority == priority
+    stored = {} if priority is None else {"_SYS_MSG_PRIORITY_": str(priority)}
+    assert copied.properties == {"a": "1", "b": "2", **stored}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.support.cases import examples
 NOW_MS = 1_795_400_000_000
 MAX = 4 << 20
 TOPIC = wire.Resource(name="orders", resource_namespace="team-a")
+TYPED = [one for one in TopicMessageType if one not in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED)]
 DELIVERY = LeasedDelivery("handle", 3, 60_000)
 
 words = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20).filter(
@@ -176,16 +177,29 @@ LONG = {f"name-{number}": "x" * 127 for number in range(USER_PROPERTIES_MAX)}
         (sent(born_host="a\nb"), Code.BAD_REQUEST),
         (sent(delivery_timestamp=timestamp(NOW_MS + TIMER_DELAY_MAX_MS + 1)), Code.ILLEGAL_DELIVERY_TIME),
         (sent(delivery_timestamp=wire.Timestamp(seconds=2**63 - 1)), Code.ILLEGAL_DELIVERY_TIME),
-        (sent(priority=0), Code.UNSUPPORTED),
+        (sent(priority=-1), Code.BAD_REQUEST),
+        (sent(priority=10), Code.BAD_REQUEST),
+        (sent(priority=1, message_group="g"), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (sent(priority=1, delivery_timestamp=timestamp(NOW_MS)), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (sent(priority=1, message_type=MessageType.TRANSACTION), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (sent(lite_topic="a"), Code.UNSUPPORTED),
         (sent(message_type=MessageType.LITE), Code.UNSUPPORTED),
     ],
-    ids=range(28),
+    ids=range(32),
 )
 def test_a_message_that_breaks_a_rule_is_refused(message: wire.Message, code: Code) -> None:
     with pytest.raises(CallRefusedError) as caught:
         convert(message)
     assert caught.value.status == code
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_priority_comes_back_as_it_was_sent(priority: int) -> None:
+    found = convert(sent(priority=priority, message_type=MessageType.PRIORITY))
+    assert (found.message.priority, found.kind) == (priority, TopicMessageType.PRIORITY)
+    system = outgoing(stored(found), TOPIC).system_properties
+    assert (system.priority, system.message_type) == (priority, MessageType.PRIORITY)
+    assert not outgoing(stored(convert(sent())), TOPIC).system_properties.HasField("priority")
 
 
 def test_a_message_at_the_limits_is_accepted() -> None:
@@ -197,7 +211,7 @@ def test_a_message_at_the_limits_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("wanted", TopicMessageType)
-@pytest.mark.parametrize("kind", list(TopicMessageType)[1:5])
+@pytest.mark.parametrize("kind", TYPED)
 def test_a_topic_refuses_messages_of_another_type(wanted: TopicMessageType, kind: TopicMessageType) -> None:
     attributes = TopicAttributes(wanted)
     if wanted in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED, kind):

@@ -64,7 +64,7 @@ def test_queues_that_can_be_read_and_written_are_first() -> None:
 def test_a_client_learns_which_types_a_topic_accepts() -> None:
     four = [MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION]
     for kind, types in (
-        *((kind, [MessageType[kind.name]]) for kind in list(TopicMessageType)[1:5]),
+        *((kind, [MessageType[kind.name]]) for kind in set(TopicMessageType) - {"MIXED", "UNSPECIFIED"}),
         (TopicMessageType.MIXED, four),
         (TopicMessageType.UNSPECIFIED, four),
     ):

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from raymq.client.transactions.checks import half_message
-from raymq.common.errors import MessageIllegalError
+from raymq.common.errors import MessageIllegalError, SystemBusyError
 from raymq.common.message import Message, MessageQueue
 from raymq.common.names import HALF_TOPIC
 from raymq.common.protocol.attributes import QUEUE_TYPE, CleanupPolicy, TopicAttributes, TopicMessageType
+from raymq.records.format.decode import decode_records
 from tests.support.clients.dedup_store import DedupStore, Writers
 from tests.support.clients.fakes import WAIT_S, FakeStore, topic_route
 
@@ -33,6 +34,8 @@ SENDS = {
     ),
     "delay level": ({"delay_level": 2}, {}, {TopicMessageType.DELAY}),
     "deliver time": ({"deliver_at_ms": 1_700_000_000_000}, {}, {TopicMessageType.DELAY}),
+    "priority": ({"priority": 9}, {}, {TopicMessageType.PRIORITY}),
+    "priority and sharding key": ({"priority": 9}, {"sharding_key": 7}, {TopicMessageType.FIFO}),
     "delay and sharding key": ({"delay_level": 2}, {"sharding_key": 7}, {TopicMessageType.DELAY}),
 }
 
@@ -186,3 +189,72 @@ def test_a_topic_of_inner_batches_takes_nothing_that_waits_elsewhere(make, messa
     with pytest.raises(MessageIllegalError, match="inner batches"):
         producer.send(message)
     assert store.everything() == []
+
+
+def leveled(make, *stores: FakeStore, **queues: int):
+    return make(*stores, route=replace(topic_route(**queues), attributes=TopicAttributes(TopicMessageType.PRIORITY)))
+
+
+def of_priority(body: bytes, priority: int) -> Message:
+    return Message("orders", body, priority=priority)
+
+
+def test_a_priority_is_the_id_of_its_queue_and_the_last_queue_takes_all_higher_ones(make):
+    store = FakeStore()
+    producer = leveled(make, store, a=3)
+    futures = [producer.send_async(of_priority(b"%d" % priority, priority)) for priority in range(10)]
+    assert [future.result(WAIT_S).queue.queue_id for future in futures] == [0, 1, *[2] * 8]
+    # messages of one level in a row may share a request, but messages of two levels never do
+    for priority in (1, 0, 1, 1, 2, 0):
+        assert producer.send(of_priority(b"again", priority)).queue.queue_id == priority
+    assert sum(len(bodies) for bodies in store.queues.values()) == 16
+
+
+def test_a_level_uses_all_brokers(make):
+    producer = leveled(make, FakeStore("storage-a-0"), FakeStore("storage-b-0"), a=10, b=10)
+    queues = {producer.send(of_priority(b"x", 7)).queue for _ in range(60)}
+    assert queues == {MessageQueue("orders", "a", 7), MessageQueue("orders", "b", 7)}
+
+
+def test_a_refused_message_keeps_its_level_at_another_broker(make):
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = leveled(make, a, b, a=10, b=4)
+    a.script = [SystemBusyError("the lock is held; nothing was stored")] * 20
+    results = [producer.send(of_priority(b"x", priority)) for priority in (2, 9) for _ in range(10)]
+    assert {result.queue for result in results if result.queue.broker_name == "b"} == {
+        MessageQueue("orders", "b", 2),
+        MessageQueue("orders", "b", 3),
+    }
+
+
+def test_a_batch_has_one_priority_and_goes_to_one_level(make):
+    store = FakeStore()
+    producer = leveled(make, store, a=10)
+    for count in (2, 100):
+        results = producer.send_batch([of_priority(b"x", 4) for _ in range(count)])
+        assert {result.queue.queue_id for result in results} == {4}
+    for count in (2, 100):
+        with pytest.raises(MessageIllegalError, match="a separate batch for each priority"):
+            producer.send_batch([of_priority(b"x", number % 2) for number in range(count)])
+        with pytest.raises(MessageIllegalError, match="this message is NORMAL: give it a priority"):
+            producer.send_batch([of_priority(b"x", 4)] + [Message("orders", b"x")] * count)
+    assert store.bodies(MessageQueue("orders", "a", 4)) == [b"x"] * 102
+
+
+@pytest.mark.parametrize(
+    "where", [{"queue": MessageQueue("orders", "a", 0)}, {"selector": lambda queues, message, argument: queues[0]}]
+)
+def test_the_priority_chooses_the_queue_so_that_nothing_else_may(make, where):
+    store = FakeStore()
+    with pytest.raises(MessageIllegalError, match="without queue= and selector="):
+        leveled(make, store, a=10).send(of_priority(b"x", 4), **where)
+    assert store.everything() == []
+
+
+def test_a_topic_of_all_types_stores_the_priority_and_takes_its_queues_in_turn(make):
+    store = FakeStore()
+    producer = make(store, route=route(TopicMessageType.MIXED))
+    producer.send_batch([of_priority(b"x", number % 10) for number in range(100)])
+    [batch] = store.attempts[0]
+    stored = decode_records(batch.records, broker_name="a")
+    assert [message.priority for message in stored] == [number % 10 for number in range(100)]
