@@ -1,7 +1,8 @@
 """Receives of simple consumers at one broker. A receive leases messages at once if enough messages are available;
 otherwise it waits for messages in a long poll.
 
-This module implements the waiting; actors.core.pop decides which messages a receive leases.
+This module implements the waiting; actors.core.pop decides which messages a receive leases, and from which queues
+first (actors.core.pop.queue_order).
 
     receive ── enough messages are known ────────────────────→ decide ─→ state log ─→ answer
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
@@ -16,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import select
 import threading
 import time
@@ -30,6 +30,7 @@ from actors.broker.pop.queue_ends import QueueEndsWatch
 from actors.broker.state_log import StateLog
 from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.state import BrokerState, Change
+from actors.core.pop.queue_order import QueueOrder
 from actors.core.pop.receive import (
     LeaseGrant,
     TopicQueue,
@@ -41,6 +42,7 @@ from actors.core.pop.receive import (
 from actors.core.pop.waiting import WaitingReceive, WaitingReceives, WaitKey
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.names import retry_topic
+from raymq.common.protocol.attributes import MESSAGE_TYPE, TopicMessageType
 from raymq.common.protocol.group import is_ordered
 from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
@@ -49,9 +51,6 @@ LOOK_TIMEOUT_S: Final = 5.0
 """Extra time, in seconds, after the wait time that a receive itself requests. The receive fails if the store or the
 state log does not answer within this extra time."""
 NOT_READY_PAUSE_S: Final = 0.3
-RETRIES_FIRST: Final = 0.2
-"""Fraction of receives that read the retry topic first (popFromRetryProbability); all other receives read the retry
-topic last."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,9 @@ class Receives:
 
     def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
         self._log, self._ends = log, ends
+        self._order = QueueOrder()
+        """The order of the queues of each receive. Only changes of the state log use it, and one change runs at a
+        time."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._start_lock = threading.Lock()
@@ -162,11 +164,14 @@ class Receives:
                 return []
             request = receive.request
             self._check(state, request)
-            queues = _in_random_order(_queues(state, request), request)
+            leveled = _leveled(state, request)
+            queues = self._order.order(request.group, _queues(state, request), leveled)
             now_ms = LEASE_CLOCK.now_ms()
             committed = partial(state.committed, request.group)
             ordered = _ordered(state, request)
             handout = decide_receive(state.pop, committed, queues, self._ends.known, request, now_ms, ordered)
+            if handout.change is not None:
+                self._order.leased(request.group, leveled)
             config = state.groups[request.group]
             decision.handout, decision.ordered_topics = handout, ordered
             decision.retry_max_times, decision.retry_intervals_s = config.retry_max_times, config.retry_intervals_s
@@ -365,11 +370,7 @@ def _ordered(state: BrokerState, request: ReceiveRequest) -> tuple[str, ...]:
     return tuple(one.topic for one in known if one is not None and is_ordered(config, one.attributes))
 
 
-def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
-    """Return the queues of a receive: first the queues of its topics, rotated to a random start, then the queues of the
-    retry topic. In one receive of five, the retry topic's queues come first."""
-    retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
-    others = queues[: len(queues) - len(retries)]
-    start = random.randrange(len(others)) if others else 0
-    others = others[start:] + others[:start]
-    return retries + others if random.random() < RETRIES_FIRST else others + retries
+def _leveled(state: BrokerState, request: ReceiveRequest) -> list[str]:
+    """Return the topics of a receive whose type is PRIORITY."""
+    known = [state.topics.get(topic) for topic in dict.fromkeys(request.topics)]
+    return [one.topic for one in known if one and one.attributes.get(MESSAGE_TYPE) == TopicMessageType.PRIORITY]

@@ -192,6 +192,22 @@ def test_a_receive_that_does_not_choose_its_mode_gets_it_from_the_group_or_the_t
     assert spans(broker.receive(1, ordered=True).result(WAIT_S)) == []
 
 
+@pytest.mark.parametrize("kind", ["PRIORITY", "NORMAL"])
+def test_a_priority_topic_is_read_from_its_highest_level_and_each_level_gets_its_turn(
+    broker: Broker, kind: str
+) -> None:
+    attributes = {"message.type": kind}
+    broker.log.change(lambda state: state.decide_topic_update("orders", 10, None, None, attributes=attributes))
+    broker.ends.there = {("orders", level): QueueEnds(0, 1000) for level in range(10)}
+    firsts = []
+    for _ in range(36):
+        [given] = broker.receive(4).result(WAIT_S).ranges
+        firsts.append(given.queue_id)
+    assert (firsts.count(9) == 27) is (kind == "PRIORITY")
+    if kind == "PRIORITY":
+        assert sorted(firsts) == [*range(9), *[9] * 27]
+
+
 def test_an_ordered_queue_continues_after_its_messages_are_settled(broker: Broker) -> None:
     broker.send(4)
     [first] = broker.receive(2, ordered=True).result(WAIT_S).ranges
