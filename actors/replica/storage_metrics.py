@@ -8,13 +8,14 @@ metrics' names.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from actors.request_pool import report_requests
 from raymq.common.delay import is_waiting_topic
 from raymq.common.errors import RaymqError
 from raymq.common.names import HALF_TOPIC, is_system_topic
+from raymq.common.protocol.attributes import TopicMessageType
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.store import ScheduleStatus, ScrubStatus, StoreStatus
 from raymq.telemetry.metrics.reporter import Reporter
@@ -22,7 +23,8 @@ from storage.message_store import MessageStore
 from storage.stats import PutKind
 
 STORED: Final = {"storage_type": "local", "storage_medium": "disk"}
-FIFO: Final = "fifo"
+_LABELS: Final = {TopicMessageType.FIFO: "fifo", TopicMessageType.PRIORITY: "priority"}
+"""The label of a topic's ordinary messages, for the types of topics whose messages have a chosen queue."""
 
 
 class StorageMetrics:
@@ -60,10 +62,10 @@ class StorageMetrics:
 
 
 def _report_puts(reporter: Reporter, store: MessageStore) -> None:
-    fifo = store.topics.fifo()
+    types = store.topics.message_types()
     for (topic, kind), puts in store.stats.received().items():
         is_system = is_system_topic(topic)
-        labels = {"topic": topic, "message_type": _message_type(topic, kind, fifo), "is_system": is_system}
+        labels = {"topic": topic, "message_type": _message_type(topic, kind, types), "is_system": is_system}
         reporter.count("raymq_messages_in", puts.messages, **labels)
         reporter.count("raymq_throughput_in", puts.bytes, **labels)
         if kind is PutKind.DELAY:
@@ -82,12 +84,13 @@ def _report_puts(reporter: Reporter, store: MessageStore) -> None:
         reporter.buckets("raymq_rpc_latency_milliseconds", latency.figures(), request_code=code, **request)
 
 
-def _message_type(topic: str, kind: PutKind, fifo: frozenset[str]) -> str:
+def _message_type(topic: str, kind: PutKind, types: Mapping[str, TopicMessageType]) -> str:
     if is_waiting_topic(topic):
         return PutKind.DELAY.value
     if topic == HALF_TOPIC:
         return PutKind.TRANSACTION.value
-    return FIFO if kind is PutKind.NORMAL and topic in fifo else kind.value
+    label: str = kind.value
+    return _LABELS.get(types[topic], label) if kind is PutKind.NORMAL and topic in types else label
 
 
 def _report_state(reporter: Reporter, status: StoreStatus, reserved_ms: int) -> None:

@@ -36,15 +36,13 @@ class StoreTopics:
         self._gate.require_open()
         return self._queues.topics()
 
-    def fifo(self) -> frozenset[str]:
-        """Return the topics whose type is FIFO, according to the broker's file config/topics.json.
+    def message_types(self) -> dict[str, TopicMessageType]:
+        """Return the type of each topic that has attributes, according to the broker's file config/topics.json.
 
         Only one thread at a time may call this method.
         """
         self._gate.require_open()
-        return frozenset(
-            topic for topic, one in self._attributes.read().items() if one.message_type is TopicMessageType.FIFO
-        )
+        return {topic: one.message_type for topic, one in self._attributes.read().items()}
 
     def light_queues(self) -> list[LightQueue]:
         """Return the light queues (LMQ) that exist, sorted by name. A light queue exists from its first message until

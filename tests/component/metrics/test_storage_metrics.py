@@ -89,11 +89,12 @@ def test_repeats_and_refusals(store, report):
     assert report().value("raymq_put_failed") == 1
 
 
-def test_messages_of_a_fifo_topic(store, report):
-    entry = '{"topicConfigTable": {"orders": {"attributes": {"message.type": "FIFO"}}}}'
+@pytest.mark.parametrize("kind", ["FIFO", "PRIORITY"])
+def test_messages_of_a_topic_whose_type_chooses_the_queue(store, report, kind):
+    entry = '{"topicConfigTable": {"orders": {"attributes": {"message.type": "KIND"}}}}'.replace("KIND", kind)
     store.write_config("topics.json", entry)
     store.append([make_batch([b"a"]), make_batch([b"a"], topic="bills")])
-    assert report().value("raymq_messages_in", topic="orders", message_type="fifo") == 1
+    assert report().value("raymq_messages_in", topic="orders", message_type=kind.lower()) == 1
     assert report().value("raymq_messages_in", topic="bills", message_type="normal") == 1
 
 
