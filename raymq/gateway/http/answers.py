@@ -132,4 +132,5 @@ def _fields(message: wire.Message) -> dict[str, Any]:
         "properties": dict(message.user_properties),
         "sharding_key": system.message_group,
         "deliver_at_ms": millis(system.delivery_timestamp) if system.HasField("delivery_timestamp") else 0,
+        "priority": system.priority if system.HasField("priority") else None,
     }

@@ -63,6 +63,7 @@ _RAW: Final = (
     QueryParameter("message_id", "The id of a raw message, for repeated sends."),
     QueryParameter("delay_s", "Seconds before the delivery of a raw message.", _NUMBER),
     QueryParameter("deliver_at_ms", "Time of the delivery of a raw message in ms since 1970.", {"type": "integer"}),
+    QueryParameter("priority", "Priority of a raw message, 0 to 9.", {"type": "integer"}),
 )
 _QUEUE: Final = QueryParameter("queue", "The task queue of the task.", is_required=True)
 _RESULTS: Final = QueryParameter("result_topic", "The result topic, if the deployment has its own.")

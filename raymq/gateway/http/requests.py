@@ -20,7 +20,7 @@ from raymq.gateway.wire.parsing import SEND_MESSAGES_MAX, RequestTooLargeError
 
 QUERY_LISTS: Final = {"key": "keys", "property": "properties"}
 """Parameters of a raw send that may occur several times, and the fields of a message that they fill."""
-QUERY_TEXTS: Final = ("tag", "sharding_key", "message_id", "delay_s", "deliver_at_ms")
+QUERY_TEXTS: Final = ("tag", "sharding_key", "message_id", "delay_s", "deliver_at_ms", "priority")
 """Parameters of a raw send that occur once. Each has the name of a message's field."""
 
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
@@ -119,6 +119,7 @@ def _message(topic: str, one: NewMessage, now_ms: int, new_ids: Iterator[str]) -
         keys=one.keys,
         message_group=one.sharding_key,
         delivery_timestamp=None if at_ms is None else timestamp(at_ms),
+        priority=one.priority,
     )
     body = one.body.encode() if one.body is not None else one.body_base64 or b""
     return wire.Message(

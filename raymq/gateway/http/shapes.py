@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from raymq.common.config.webhook_hosts import URL_CHARACTERS_MAX
-from raymq.common.message import TIMER_DELAY_MAX_MS
+from raymq.common.message import PRIORITY_MAX, TIMER_DELAY_MAX_MS
 from raymq.common.numbers import NUMBER_MAX, POINT_IN_TIME_MS
 from raymq.common.protocol.pop import INVISIBLE_MAX_MS, INVISIBLE_MIN_MS
 from raymq.gateway.convert.client_settings import LONG_POLLING_MS, RECEIVE_BATCH_SIZE
@@ -23,6 +23,7 @@ Delay = Annotated[float, Meta(ge=0, le=TIMER_DELAY_MAX_MS / 1000, description="S
 DeliverAt = Annotated[
     int, Meta(ge=int(POINT_IN_TIME_MS.low), le=NUMBER_MAX, description="Time of the delivery in ms since 1970.")
 ]
+Priority = Annotated[int, Meta(ge=0, le=PRIORITY_MAX, description="0 is the lowest; for topics of the type PRIORITY.")]
 Base64 = Annotated[bytes, Meta(description="Any bytes, in base64.")]
 
 
@@ -39,6 +40,7 @@ class NewMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     message_id: str | None = None
     delay_s: Delay | None = None
     deliver_at_ms: DeliverAt | None = None
+    priority: Priority | None = None
 
 
 class SentMessage(Struct, kw_only=True):
@@ -84,6 +86,7 @@ class StoredMessage(Struct, kw_only=True, omit_defaults=True):
     properties: dict[str, str] = {}
     sharding_key: str = ""
     deliver_at_ms: int = 0
+    priority: int | None = None
 
 
 class LeasedMessage(StoredMessage, kw_only=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import jsonschema
+import msgspec
 import pytest
 
 from raymq.client.producer.async_producer import AsyncProducer
@@ -25,13 +26,16 @@ from raymq.common.message import Message, MessageExt, SendStatus
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.clients.access import GatewayAccess
+from raymq.gateway.convert.outgoing import outgoing
 from raymq.gateway.front.certificates import CertificateFiles
 from raymq.gateway.http import bodies, calls
+from raymq.gateway.http.answers import stored_message
 from raymq.gateway.http.app import ENDPOINTS
 from raymq.gateway.http.server import HTTP_HEADERS_BYTES_MAX, HttpFront
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.webhooks.ends import WEBHOOK_ID_PREFIX
 from raymq.gateway.webhooks.event import event_body, event_headers, task_ended
+from raymq.gateway.wire.messages import Resource
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import decode_task
 from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
@@ -241,6 +245,19 @@ def test_a_delay_is_counted_from_the_request(gateway: Gateway) -> None:
     gateway.run(scenario)
 
 
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_priority_is_stored_and_shown(gateway: Gateway, priority: int) -> None:
+    async def scenario(client: HttpClient) -> None:
+        assert (await client.post(SEND, {"body": "json", "priority": priority}))[0] == 200
+        assert (await client.request("POST", f"{SEND}?raw=true&priority={priority}", b"raw"))[0] == 200
+
+    gateway.run(scenario)
+    stored = gateway.messages()
+    assert [(one.body, one.priority) for one in stored] == [(b"json", priority), (b"raw", priority)]
+    shown = [msgspec.to_builtins(stored_message(outgoing(one, Resource(name="orders")))) for one in stored]
+    assert [one["priority"] for one in shown] == [priority, priority]
+
+
 def test_a_message_that_is_less_durable_is_accepted(gateway: Gateway) -> None:
     async def scenario(client: HttpClient) -> None:
         gateway.store.status = SendStatus.FLUSH_SLAVE_TIMEOUT
@@ -258,6 +275,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"body": "x", "delay_s": -1}, 400, "BAD_REQUEST"),
     ({"body": "x", "deliver_at_ms": 1_700_000_000}, 400, "BAD_REQUEST"),
     ({"body": "x", "delay_s": 41 * 86_400}, 400, "BAD_REQUEST"),
+    ({"body": "x", "priority": 10}, 400, "BAD_REQUEST"),
+    ({"body": "x", "priority": -1}, 400, "BAD_REQUEST"),
+    ({"body": "x", "priority": 1.5}, 400, "BAD_REQUEST"),
+    ({"body": "x", "priority": 1, "sharding_key": "a"}, 400, "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
+    ({"body": "x", "priority": 1, "delay_s": 60}, 400, "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
     ({"body": "x", "tag": "a|b"}, 400, "ILLEGAL_MESSAGE_TAG"),
     ({"body": "x", "keys": ["a b"]}, 400, "ILLEGAL_MESSAGE_KEY"),
     ({"body": "x", "properties": {"TAGS": "x"}}, 400, "ILLEGAL_MESSAGE_PROPERTY_KEY"),
