@@ -239,7 +239,7 @@ def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str
     """Return the delivery time in ms since 1970 and the sharding key from the options of a task; each is None if the
     option is not given. Raises InvalidArgumentError for unknown or contradictory options."""
     if "priority" in options:
-        raise InvalidArgumentError("raymq does not support priorities: use a separate queue for urgent tasks")
+        raise InvalidArgumentError("tasks have no priorities: use a separate queue for urgent tasks")
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise InvalidArgumentError(f"a task has no option {', '.join(unknown)}; its options are {', '.join(OPTIONS)}")
     delay_s, deliver_at_ms = options.get("delay_s"), options.get("deliver_at_ms")

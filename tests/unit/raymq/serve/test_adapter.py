@@ -219,7 +219,7 @@ def test_tasks_of_one_sharding_key_go_to_one_queue(adapter, tasks):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"priority": 5}, "not support priorities"),
+        ({"priority": 5}, "tasks have no priorities"),
         ({"countdown": 5}, "no option countdown; its options are delay_s"),
         ({"delay_s": -1}, "delay_s must be"),
         ({"delay_s": "5"}, "delay_s must be"),
