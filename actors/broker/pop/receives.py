@@ -8,6 +8,9 @@ first (actors.core.pop.queue_order).
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
                  for a message, or for the end of a lease
 
+A receive of a PRIORITY topic always asks the store first. Otherwise a long backlog of a low level, which is known,
+would keep receives from new messages of a higher level, which are not known yet.
+
 Receives with the same key (WaitKey) lease their messages one after another, so a new message wakes only one waiting
 receive.
 """
@@ -104,12 +107,12 @@ class Receives:
         """
         check_receive(request)
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
-        count = self._available(request, self._check)
-        if count is None:
+        ready = self._is_ready(receive, self._check)
+        if ready is None:
             raise ServiceNotAvailableError(
                 "the broker is starting, or its broker group has a new master; try again later"
             )
-        if count >= request.max_messages:
+        if ready:
             self._decide(receive, self._decided_at_once)
         else:
             self._post(lambda: self._add(receive))
@@ -136,16 +139,20 @@ class Receives:
 
     # Methods that select and lease the messages of a receive. Any thread may call them.
 
-    def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
-        """Estimate how many messages are available for a receive. Returns None if the broker's state is not
-        loaded."""
+    def _is_ready(self, receive: WaitingReceive, check: Callable[[BrokerState, ReceiveRequest], None]) -> bool | None:
+        """Return True if messages are leased to a receive now: as many as it may get, or any if the store has reported
+        the ends of its queues. Returns None if the broker's state is not loaded."""
+        request = receive.request
 
-        def read(state: BrokerState) -> int:
+        def read(state: BrokerState) -> bool:
             check(state, request)
             queues = _queues(state, request)
             committed = partial(state.committed, request.group)
-            ordered = _ordered(state, request)
-            return available(state.pop, committed, queues, self._ends.known, request, LEASE_CLOCK.now_ms(), ordered)
+            ordered, now_ms = _ordered(state, request), LEASE_CLOCK.now_ms()
+            count = available(state.pop, committed, queues, self._ends.known, request, now_ms, ordered)
+            if receive.looked:
+                return count > 0
+            return count >= request.max_messages and not _leveled(state, request)
 
         return self._log.peek(read)
 
@@ -255,10 +262,10 @@ class Receives:
         for receive in self._waiting.firsts():
             if receive.key in self._busy:
                 continue
-            count = self._available(receive.request, lambda state, request: None)
-            if count is None:
+            ready = self._is_ready(receive, lambda state, request: None)
+            if ready is None:
                 wait_s = NOT_READY_PAUSE_S
-            elif count >= receive.request.max_messages or (count and receive.looked):
+            elif ready:
                 self._waiting.take(receive)
                 self._busy.add(receive.key)
                 self._decide(receive, self._decided)

@@ -208,6 +208,16 @@ def test_a_priority_topic_is_read_from_its_highest_level_and_each_level_gets_its
         assert sorted(firsts) == [*range(9), *[9] * 27]
 
 
+def test_a_known_backlog_does_not_hide_new_messages_of_a_higher_level(broker: Broker) -> None:
+    attributes = {"message.type": "PRIORITY"}
+    broker.log.change(lambda state: state.decide_topic_update("orders", 10, None, None, attributes=attributes))
+    broker.ends.there = {("orders", 0): QueueEnds(0, 1000)}
+    assert {broker.receive(1).result(WAIT_S).ranges[0].queue_id for _ in range(8)} == {0}
+    broker.ends.there["orders", 9] = QueueEnds(0, 4)
+    # one receive may be the fair turn of level 0; the fair turns of the empty levels begin with the highest level
+    assert [broker.receive(1).result(WAIT_S).ranges[0].queue_id for _ in range(5)].count(9) == 4
+
+
 def test_an_ordered_queue_continues_after_its_messages_are_settled(broker: Broker) -> None:
     broker.send(4)
     [first] = broker.receive(2, ordered=True).result(WAIT_S).ranges
