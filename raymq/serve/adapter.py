@@ -30,13 +30,14 @@ from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
 from raymq.serve.states import ENDS, StateRecord, TaskState
 from raymq.serve.task import Task, is_task_id
+from raymq.serve.task_messages import task_priority
 from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
 """Ray Serve's default concurrency. A program that only sends tasks, and consumes none, uses this value."""
 _CONCURRENCY_RANGE: Final = NumberRange(1, 10_000)
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
-OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
+OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key", "priority")
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +94,21 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         when the call returns. If the call raises an error after sending, the task may or may not be stored.
 
         Options: `delay_s` or `deliver_at_ms` (ms since 1970): the time before which the task does not run, at most 40
-        days ahead. `sharding_key`: tasks with the same key are stored in one queue. Raises InvalidArgumentError for
-        other options, including `priority`, and for arguments that are not serializable as JSON. Raises
+        days ahead. `sharding_key`: tasks with the same key are stored in one queue. `priority`: 0 to 9, by default 0,
+        the lowest, in a queue with priorities (RaymqAdapterConfig), whose tasks have no other option. Raises
+        InvalidArgumentError for other options, and for arguments that are not serializable as JSON. Raises
         ServiceNotAvailableError, RequestTimeoutError or SendUnknownError if the store does not confirm the task.
         """
         now_s = time.time()
         deliver_at_ms, sharding_key = _destination(now_s, options)
+        priority = task_priority(
+            options.get("priority"),
+            has_priorities=self._settings.options.priorities,
+            is_placed=deliver_at_ms is not None or sharding_key is not None,
+        )
         task = Task.of(uuid.uuid4().hex, task_name, args, kwargs, now_s)
         state = StateRecord.of(task, TaskState.PENDING, now_s)
-        self._connected().send(task, state, deliver_at_ms=deliver_at_ms, sharding_key=sharding_key)
+        self._connected().send(task, state, deliver_at_ms=deliver_at_ms, sharding_key=sharding_key, priority=priority)
         return _result(task.id, state)
 
     def get_task_status_sync(self, task_id: str) -> TaskResult:
@@ -238,8 +245,6 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
 def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str | None]:
     """Return the delivery time in ms since 1970 and the sharding key from the options of a task; each is None if the
     option is not given. Raises InvalidArgumentError for unknown or contradictory options."""
-    if "priority" in options:
-        raise InvalidArgumentError("tasks have no priorities: use a separate queue for urgent tasks")
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise InvalidArgumentError(f"a task has no option {', '.join(unknown)}; its options are {', '.join(OPTIONS)}")
     delay_s, deliver_at_ms = options.get("delay_s"), options.get("deliver_at_ms")

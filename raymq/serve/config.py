@@ -33,6 +33,8 @@ class RaymqAdapterConfig(BaseModel):
     levels; the last value counts for all further retries (`raymq.exponential_intervals` makes growing ones). They
     become the group's setting. `consume_mode`: "share" if the replicas share single tasks, so that any number of
     replicas is busy; "queue" if they share the queues. All replicas of a group need the same mode.
+    `priorities`: True if tasks have priorities from 0 to 9. The adapter then creates the task queue as a topic of the
+    type PRIORITY, with ten queues in each broker group. It needs the consume mode "share".
     `replica_deaths_max`: an attempt to run a task counts as failed if this many replicas have died while they ran it.
     """
 
@@ -48,6 +50,7 @@ class RaymqAdapterConfig(BaseModel):
     first_retry_level: int = Field(default=1, ge=1, le=DELAY_LEVELS_MAX, strict=True)
     retry_intervals_s: tuple[float, ...] = ()
     consume_mode: Literal["queue", "share"] = "queue"
+    priorities: bool = Field(default=False, strict=True)
     replica_deaths_max: int = Field(default=3, ge=1, le=NUMBER_MAX, strict=True)
 
     @field_validator("retry_intervals_s")
@@ -103,6 +106,11 @@ class TaskSettings:
         )
         for topic in settings.topics:
             check_user_topic(topic)
+        if options.priorities and options.consume_mode != "share":
+            raise ConfigError(
+                'priorities=True needs consume_mode="share": in the mode "queue" each replica gets the tasks of its '
+                "own queues, whatever their priorities"
+            )
         if {settings.queue, settings.results} & {settings.failed_queue, settings.unprocessable_queue} or (
             settings.queue == settings.results
         ):

@@ -16,13 +16,15 @@ from raymq.client.consumer.push.modes import check_modes
 from raymq.client.consumer.simple.settings import SimpleOptions
 from raymq.common.closing import OfProcess, closed_on_error
 from raymq.common.errors import (
+    ConfigError,
     GroupNotExistError,
     MessageIllegalError,
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.common.message import ConsumeFromWhere, Message, MessageExt, SendResult
+from raymq.common.message import PRIORITY_MAX, ConsumeFromWhere, Message, MessageExt, SendResult
 from raymq.common.names import retry_topic
+from raymq.common.protocol.attributes import TopicMessageType
 from raymq.common.protocol.group import GroupConfig, GroupSummary
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.serve.config import TaskSettings
@@ -71,10 +73,18 @@ class TaskConnection(OfProcess):
 
     # Methods that programs call to send tasks and to query them
 
-    def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
+    def send(
+        self,
+        task: Task,
+        state: StateRecord,
+        *,
+        deliver_at_ms: int | None,
+        sharding_key: str | None,
+        priority: int | None = None,
+    ) -> None:
         """Store a task and its first state; both are durable when the call returns. Raises SendUnknownError or another
         send error if the store does not confirm the task and the state."""
-        message = task_message(self._settings.queue, task, deliver_at_ms)
+        message = task_message(self._settings.queue, task, deliver_at_ms, priority)
         sent = self._producer.send_async(message, sharding_key=sharding_key)
         told = self.tell(state, state.encode())
         sent.result()
@@ -137,9 +147,11 @@ class TaskConnection(OfProcess):
         """Store a copy of a message in another topic, with the error as a property. The copy is durable when the call
         returns. If the message's properties leave no space for the error, the copy has only the body and the error."""
         reason = {ERROR_PROPERTY: property_text(error)}
+        priority = None if message.priority is None else min(message.priority, PRIORITY_MAX)
         try:
+            properties = {**message.properties, **reason}
             self._producer.send(
-                Message(topic, message.body, keys=message.keys, properties={**message.properties, **reason})
+                Message(topic, message.body, keys=message.keys, properties=properties, priority=priority)
             )
         except MessageIllegalError:
             self._producer.send(Message(topic, message.body, properties=reason))
@@ -150,7 +162,8 @@ def _create(client: Client, settings: TaskSettings) -> None:
     that an existing group gets the retry intervals of the settings."""
     admin, brokers = client.admin, 1
     for topic in settings.topics:
-        brokers = max(brokers, _create_topic(client, topic, settings.options.queues))
+        message_type = TopicMessageType.PRIORITY if topic == settings.queue and settings.options.priorities else None
+        brokers = max(brokers, _create_topic(client, topic, settings.options.queues, message_type))
     intervals_s = settings.options.retry_intervals_s
     try:
         known = admin.group_config(settings.group)
@@ -162,13 +175,24 @@ def _create(client: Client, settings: TaskSettings) -> None:
             admin.update_group(settings.group, retry_intervals_s=intervals_s)
 
 
-def _create_topic(client: Client, topic: str, queues: int) -> int:
-    """Create a topic if it does not exist. Returns the number of broker groups that have the topic."""
+def _create_topic(client: Client, topic: str, queues: int, message_type: TopicMessageType | None) -> int:
+    """Create a topic if it does not exist: of the type `message_type`, or of no type, with `queues` queues. Returns the
+    number of broker groups that have the topic. Raises ConfigError if the topic has priorities and must not have any,
+    or the reverse."""
     try:
-        return len(NamespacedRoutes(client.routes, client.names).get(topic).brokers)
+        route = NamespacedRoutes(client.routes, client.names).get(topic)
     except TopicNotExistError:
         try:
-            client.admin.create_topic(topic, queues)
+            if message_type is None:
+                client.admin.create_topic(topic, queues)
+            else:
+                client.admin.create_topic(topic, message_type=message_type)
         except TopicExistsError:
             pass  # Another Serve replica has created the topic since the check, with another number of queues.
-        return len(client.admin.topic_route(topic).brokers)
+        route = client.admin.topic_route(topic)
+    if route.attributes.has_levels != (message_type is TopicMessageType.PRIORITY):
+        raise ConfigError(
+            f"topic {topic!r} is of the type {route.attributes.message_type}: set priorities=True for a task queue "
+            "of the type PRIORITY, and only for such a queue"
+        )
+    return len(route.brokers)

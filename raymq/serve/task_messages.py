@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 from raymq.client.producer.queue_selector import select_queue_by_hash
-from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.message import Message, MessageExt
+from raymq.common.errors import InvalidArgumentError, ServiceNotAvailableError
+from raymq.common.message import PRIORITY_MAX, Message, MessageExt
+from raymq.common.numbers import whole_number
 from raymq.common.protocol.route import TopicRoute
 from raymq.remoting.route_cache import ROUTE_TIMEOUT_S
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
@@ -21,6 +22,8 @@ from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
 """Maximum number of stored states that are read for one task, newest first."""
+LOWEST: Final = 0
+"""Priority of a task that is sent without a priority to a queue with priorities."""
 TASK_PROPERTY: Final = "task"
 ERROR_PROPERTY_BYTES_MAX: Final = 1000
 WEBHOOK_TAG: Final = "WEBHOOK"
@@ -52,16 +55,35 @@ class KeyQueries(Protocol):
     ) -> list[MessageExt]: ...
 
 
-def task_message(queue: str, task: Task, deliver_at_ms: int | None) -> Message:
+def task_message(queue: str, task: Task, deliver_at_ms: int | None, priority: int | None = None) -> Message:
     """Return the message of a task for the topic `queue`. `deliver_at_ms`: the time in ms since 1970 before which the
-    task does not run; None for now."""
+    task does not run; None for now. `priority`: 0 to 9 in a queue with priorities; None in other queues."""
     return Message(
         queue,
         task.encode(),
         keys=(task.id,),
         properties={TASK_PROPERTY: property_text(task.name)},
         deliver_at_ms=deliver_at_ms,
+        priority=priority,
     )
+
+
+def task_priority(given: int | None, *, has_priorities: bool, is_placed: bool) -> int | None:
+    """Return the priority of a task's message: `given`, or LOWEST in a queue with priorities, or None in other queues.
+    `is_placed`: True if the task has a delay or a sharding key. Raises InvalidArgumentError if the queue has no
+    priorities and `given` is one, if the task is placed in a queue with priorities, or if `given` is not 0 to 9."""
+    if not has_priorities:
+        if given is not None:
+            raise InvalidArgumentError(
+                "the tasks of this queue have no priorities: set priorities=True in the RaymqAdapterConfig of a new "
+                "queue, or use a separate queue for urgent tasks"
+            )
+        return None
+    if is_placed:
+        raise InvalidArgumentError(
+            "a task of a queue with priorities has neither a delay nor a sharding_key: use a separate queue for it"
+        )
+    return LOWEST if given is None else whole_number("priority", given, LOWEST, PRIORITY_MAX)
 
 
 def state_message(results: str, state: StateRecord, body: bytes) -> Message:

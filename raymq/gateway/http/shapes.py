@@ -144,8 +144,9 @@ class Skipped(Struct, kw_only=True):
 
 
 class NewTask(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A task for the Ray Serve deployment of a task queue. `name` is its handler's name. `result_topic` is given if the
-    deployment has its own. `webhook` is a URL that the gateway calls at the task's end."""
+    """A task for the Ray Serve deployment of a task queue. `name` is its handler's name. `priority` is for queues with
+    priorities. `result_topic` is given if the deployment has its own. `webhook` is a URL that the gateway calls at the
+    task's end."""
 
     queue: str
     name: str
@@ -154,6 +155,7 @@ class NewTask(Struct, kw_only=True, forbid_unknown_fields=True):
     sharding_key: str | None = None
     delay_s: Delay | None = None
     deliver_at_ms: DeliverAt | None = None
+    priority: Priority | None = None
     result_topic: str | None = None
     webhook: Annotated[str, Meta(max_length=URL_CHARACTERS_MAX)] | None = None
 

@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from raymq.client.client import Client
+from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import Message
+from raymq.common.protocol.route import TopicRoute
 from raymq.gateway.calls import CallContext
 from raymq.gateway.clients.access import GatewayAccess, reads, sends
 from raymq.gateway.convert.names import namespace_of, topic_of
@@ -39,7 +41,14 @@ from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.serve.config import RESULTS_SUFFIX
 from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, is_task_id
-from raymq.serve.task_messages import TaskWebhook, state_message, task_history, task_message, webhook_message
+from raymq.serve.task_messages import (
+    TaskWebhook,
+    state_message,
+    task_history,
+    task_message,
+    task_priority,
+    webhook_message,
+)
 
 RESULT_TTL_S: Final = 86_400.0
 """Time in seconds for which the state of an ended task is returned: the default of Ray Serve's adapter."""
@@ -83,14 +92,15 @@ class TaskCalls:
             asked: NewTask = parsed(body, NewTask)
             queue, results = _topics(call, asked.queue, asked.result_topic)
             self._access.require(call, sends(queue), sends(results))
-            await self._cluster.route(queue)
+            route = await self._cluster.route(queue)
             await self._cluster.route(results)
             now_s, prefix = time.time(), ""
             if asked.webhook is not None:
                 await self._allow_webhook(call, results, asked.webhook)
                 prefix = WEBHOOK_ID_PREFIX
             task = Task.of(prefix + uuid.uuid4().hex, asked.name, asked.args, asked.kwargs, now_s)
-            message = task_message(queue, task, deliver_at(asked.delay_s, asked.deliver_at_ms, round(now_s * 1000)))
+            due_ms = deliver_at(asked.delay_s, asked.deliver_at_ms, round(now_s * 1000))
+            message = task_message(queue, task, due_ms, _priority(asked, route, due_ms))
             state = StateRecord.of(task, TaskState.PENDING, now_s)
             told = state_message(results, state, state.encode())
             before: list[Message] = []
@@ -149,6 +159,16 @@ def _topics(call: CallContext, queue: str, results: str | None) -> tuple[str, st
     resources = wire.Resource(name=queue), wire.Resource(name=results or queue + RESULTS_SUFFIX)
     namespace = namespace_of(resources[0], call.metadata[NAMESPACE])
     return topic_of(namespace, resources[0]), topic_of(namespace, resources[1])
+
+
+def _priority(asked: NewTask, route: TopicRoute, due_ms: int | None) -> int | None:
+    """Return the priority of a task's message; None if the queue has no priorities. Raises CallRefusedError if the
+    task's options do not fit the queue."""
+    is_placed = due_ms is not None or asked.sharding_key is not None
+    try:
+        return task_priority(asked.priority, has_priorities=route.attributes.has_levels, is_placed=is_placed)
+    except InvalidArgumentError as error:
+        raise CallRefusedError(Code.BAD_REQUEST, str(error)) from None
 
 
 def _answer(state: StateRecord) -> TaskAnswer:

@@ -24,6 +24,7 @@ from raymq.common.config.webhook_hosts import WebhookHosts
 from raymq.common.errors import NotMasterError, ServiceNotAvailableError
 from raymq.common.message import Message, MessageExt, SendStatus
 from raymq.common.namespaces import Namespace
+from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.group import GroupConfig
 from raymq.gateway.clients.access import GatewayAccess
 from raymq.gateway.convert.outgoing import outgoing
@@ -502,6 +503,25 @@ def test_a_server_that_stops_ends_its_tails(gateway: Gateway) -> None:
 
 
 # Tasks
+
+
+def test_a_task_has_a_priority_only_in_a_queue_with_priorities(gateway: Gateway) -> None:
+    async def scenario(client: HttpClient) -> None:
+        new = {"queue": "jobs", "name": "resize"}
+        status, problem = await client.post("/v1/tasks", {**new, "priority": 5})
+        assert (status, "have no priorities" in problem["detail"]) == (400, True)
+        levels = TopicAttributes(TopicMessageType.PRIORITY)
+        for queue in ("urgent", "urgent-results"):
+            gateway.routes.routes[queue] = topic_route(queue, a=10)
+        gateway.routes.routes["urgent"] = replace(topic_route("urgent", a=10), attributes=levels)
+        new = {"queue": "urgent", "name": "resize"}
+        for given in ({"priority": 9}, {}):
+            assert (await client.post("/v1/tasks", {**new, **given}))[0] == 202
+        for bad in ({"priority": 10}, {"delay_s": 5}, {"sharding_key": "k"}):
+            assert (await client.post("/v1/tasks", {**new, **bad}))[0] == 400
+
+    gateway.run(scenario)
+    assert [(one.priority, one.queue_id) for one in gateway.messages("urgent")] == [(9, 9), (0, 0)]
 
 
 def test_a_task_is_stored_as_the_adapter_stores_it(gateway: Gateway) -> None:

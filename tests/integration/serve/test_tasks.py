@@ -228,6 +228,50 @@ def test_in_the_mode_share_all_replicas_work_on_one_queue(adapter: RaymqTaskProc
         serve.delete("shared")
 
 
+URGENT = TaskProcessorConfig(
+    queue_name="urgent-jobs",
+    adapter="raymq.serve.RaymqTaskProcessorAdapter",
+    adapter_config=RaymqAdapterConfig(priorities=True, consume_mode="share"),
+    max_retries=1,
+)
+
+
+def urgent_application() -> Any:
+    """Return a deployment that runs one task at a time. Nested for the same reason as in `application`."""
+
+    @serve.deployment(num_replicas=1, max_ongoing_requests=1, ray_actor_options={"num_cpus": 0})
+    @task_consumer(task_processor_config=URGENT)
+    class UrgentJobs:
+        @task_handler
+        def note(self, path: str, word: str) -> None:
+            with open(path, "a") as file:
+                file.write(word + "\n")
+
+    return UrgentJobs.bind()
+
+
+@pytest.mark.usefixtures("adapter")
+def test_tasks_with_a_high_priority_run_first(mq: raymq.Client, tmp_path: Path) -> None:
+    # The order concerns one broker, so the tasks are in one broker group.
+    mq.admin.create_topic("urgent-jobs", message_type="priority", brokers=["broker-a"])
+    urgent, notes = instantiate_adapter_from_config(URGENT), tmp_path / "notes"
+    given: tuple[tuple[str, dict[str, int]], ...] = (("low", {}), ("high", {"priority": 9}))
+    tasks = [
+        urgent.enqueue_task_sync("note", [str(notes), word], **options).id for _ in range(10) for word, options in given
+    ]
+    serve.run(urgent_application(), name="urgent", route_prefix=None)
+    try:
+        for task in tasks:
+            ends_as(urgent, task, "SUCCESS")
+        urgent.close()
+    finally:
+        serve.delete("urgent")
+    words = notes.read_text().split()
+    assert sorted(words) == ["high"] * 10 + ["low"] * 10
+    # Each receive takes one task. Of 36 receives, one begins with the lowest level.
+    assert words[:11].count("high") == 10
+
+
 def test_the_example_of_the_page_prints_the_documented_output(adapter: RaymqTaskProcessorAdapter) -> None:
     assert_prints_what_it_says("ray-serve.md")
 

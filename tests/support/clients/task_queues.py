@@ -63,6 +63,7 @@ class FakeTaskQueue:
         """Messages that a consumer sent back for a retry, each as (queue offset, delay level)."""
         self.dead: list[MessageExt] = []
         self.sharding_keys: list[str | None] = []
+        self.priorities: list[int | None] = []
         self.failures: dict[str, list[Exception]] = {}
         self.taken_at_once: list[int] = []
         """The `max_messages` argument of each poll, in the order of the polls."""
@@ -88,9 +89,18 @@ class FakeTaskQueue:
 
     # Methods of TaskConnection
 
-    def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
+    def send(
+        self,
+        task: Task,
+        state: StateRecord,
+        *,
+        deliver_at_ms: int | None,
+        sharding_key: str | None,
+        priority: int | None = None,
+    ) -> None:
         self._may_fail("send")
         self.sharding_keys.append(sharding_key)
+        self.priorities.append(priority)
         self.tell(state, state.encode())
         self.put(task.encode(), due_ms=deliver_at_ms or 0)
 

@@ -340,6 +340,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.serve.RaymqTaskProcessorAdapter.initialize", "consumer_concurrency"): NumberRange(1, 10_000),
     ("raymq.serve.RaymqTaskProcessorAdapter.stop_consumer", "timeout"): TIME_S,
     ("TaskConnection.send", "deliver_at_ms"): "the adapter calls it, with what Message checks",
+    ("TaskConnection.send", "priority"): "the adapter calls it, with what Message checks",
     ("raydp_jobs.read_topic", "min_partitions"): POSITIVE,
     ("raydp_jobs.read_topic", "partition_bytes"): POSITIVE,
     ("raydp_jobs.spark_session", "executors"): EXECUTORS,

@@ -219,7 +219,7 @@ def test_tasks_of_one_sharding_key_go_to_one_queue(adapter, tasks):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"priority": 5}, "tasks have no priorities"),
+        ({"priority": 5}, "the tasks of this queue have no priorities: set priorities=True"),
         ({"countdown": 5}, "no option countdown; its options are delay_s"),
         ({"delay_s": -1}, "delay_s must be"),
         ({"delay_s": "5"}, "delay_s must be"),
@@ -231,6 +231,22 @@ def test_other_options_are_refused(adapter, tasks, options, reason):
     with pytest.raises(InvalidArgumentError, match=reason):
         adapter.enqueue_task_sync("add", [1], **options)
     assert tasks.waiting == []
+
+
+def test_tasks_of_a_queue_with_priorities_have_one_and_nothing_else(tasks):
+    options = RaymqAdapterConfig(priorities=True, consume_mode="share")
+    adapter = RaymqTaskProcessorAdapter(config(adapter_config=options))
+    adapter.initialize(2)
+    for given in ({}, {"priority": 9}, {"priority": 0}, {"priority": None}):
+        adapter.enqueue_task_sync("add", [1], **given)
+    assert tasks.priorities == [0, 9, 0, 0]
+    for bad in (-1, 10, "5", True):
+        with pytest.raises(InvalidArgumentError, match="priority must be"):
+            adapter.enqueue_task_sync("add", [1], priority=bad)
+    for other in ({"delay_s": 5}, {"deliver_at_ms": 1_700_000_000_000}, {"sharding_key": "user-9"}):
+        with pytest.raises(InvalidArgumentError, match="neither a delay nor a sharding_key"):
+            adapter.enqueue_task_sync("add", [1], **other)
+    assert len(tasks.priorities) == 4
 
 
 def test_arguments_that_json_cannot_represent_are_refused(adapter, tasks):

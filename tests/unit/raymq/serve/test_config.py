@@ -50,6 +50,7 @@ def test_names_may_be_given():
         {"first_retry_level": 19},
         {"retry_intervals_s": (0,)},
         {"consume_mode": "pop"},
+        {"priorities": 1},
         {"broker_url": "redis://"},
     ],
 )
@@ -68,6 +69,7 @@ def test_options_have_bounds_and_no_others(fields):
         ({"unprocessable_task_queue_name": "jobs-results"}, "dead queues must differ"),
         ({"adapter_config": RaymqAdapterConfig(result_topic="jobs")}, "dead queues must differ"),
         ({"adapter_config": "redis://"}, "RaymqAdapterConfig, not a str"),
+        ({"adapter_config": RaymqAdapterConfig(priorities=True)}, 'priorities=True needs consume_mode="share"'),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(fields, reason):

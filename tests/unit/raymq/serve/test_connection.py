@@ -13,6 +13,7 @@ import pytest
 from raymq.client.admin.topics import QueueDescription
 from raymq.client.producer.queue_selector import select_queue_by_hash
 from raymq.common.errors import (
+    ConfigError,
     GroupNotExistError,
     MessageIllegalError,
     ServiceNotAvailableError,
@@ -21,6 +22,7 @@ from raymq.common.errors import (
 )
 from raymq.common.message import ConsumeFromWhere, Message, MessageExt, MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE
+from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.common.protocol.route import TopicRoute
 from raymq.serve import connection as connection_module
@@ -106,11 +108,12 @@ class FakeClient:
 
     topic_route = get
 
-    def create_topic(self, topic: str, queues: int) -> None:
+    def create_topic(self, topic: str, queues: int = 20, *, message_type: TopicMessageType | None = None) -> None:
         if topic == "failed":  # another process has just created this topic
             self.topics[topic] = topic_route(topic, a=1)
             raise TopicExistsError(topic, "with 1 queue")
-        self.topics[topic] = topic_route(topic, a=queues - queues // 2, b=queues // 2)
+        route = topic_route(topic, a=queues - queues // 2, b=queues // 2)
+        self.topics[topic] = replace(route, attributes=TopicAttributes(message_type or TopicMessageType.UNSPECIFIED))
 
     def group_config(self, group: str) -> GroupConfig:
         if group not in self.groups:
@@ -197,6 +200,28 @@ def test_topics_and_the_group_are_made_unless_they_exist(client):
     client.groups["serve-jobs"] = mine = GroupConfig("serve-jobs", retry_queue_nums=1)
     TaskConnection.open(SETTINGS)
     assert client.groups["serve-jobs"] is mine
+
+
+def test_only_the_task_queue_is_a_priority_topic_and_a_queue_of_the_other_type_is_refused(client):
+    options = RaymqAdapterConfig(queues=5, priorities=True, consume_mode="share")
+    leveled = replace(SETTINGS, options=options)
+    tasks = TaskConnection.open(leveled)
+    tasks.send(TASK, StateRecord.of(TASK, TaskState.PENDING, 5.0), deliver_at_ms=None, sharding_key=None, priority=7)
+    assert [message.priority for message, _ in client.sent] == [7, None]
+    has_levels = {topic: route.attributes.has_levels for topic, route in client.topics.items()}
+    assert has_levels == {"jobs": True, "jobs-results": False, "failed": False}
+    with pytest.raises(ConfigError, match="topic 'jobs' is of the type PRIORITY: set priorities=True"):
+        TaskConnection.open(SETTINGS)
+    client.topics["jobs"] = topic_route("jobs", a=2)
+    with pytest.raises(ConfigError, match="topic 'jobs' is of the type UNSPECIFIED"):
+        TaskConnection.open(leveled)
+
+
+@pytest.mark.parametrize(("stored", "kept"), [("7", 7), ("12", 9), ("", None)])
+def test_a_copy_in_a_dead_queue_has_the_tasks_priority(client, tasks, stored, kept):
+    message = replace(task_message(TASK.encode(), 1), system_properties={"_SYS_MSG_PRIORITY_": stored})
+    tasks.copy(message, "failed", "no")
+    assert client.sent[-1][0].priority == kept
 
 
 def test_a_new_or_known_group_gets_the_retry_intervals_of_the_settings(client):
