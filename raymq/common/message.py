@@ -89,6 +89,8 @@ USUAL_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
 properties."""
 PRIORITY_MAX: Final = 9
 """Highest priority of a message. The lowest priority is 0."""
+PRIORITY_LEVELS: Final = PRIORITY_MAX + 1
+"""Number of priorities, and so of the levels of a PRIORITY topic in each broker group."""
 LIGHT_QUEUES_MAX: Final = 500
 """Maximum number of light queues that one message may name."""
 DELAY_LEVELS_MAX: Final = 18

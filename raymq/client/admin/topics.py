@@ -18,10 +18,11 @@ from raymq.common.errors import (
     TopicExistsError,
     TopicNotExistError,
 )
-from raymq.common.message import MessageQueue
+from raymq.common.message import PRIORITY_LEVELS, MessageQueue
 from raymq.common.names import check_topic, check_user_topic, is_internal_topic
 from raymq.common.numbers import bounded, whole_number
 from raymq.common.protocol.attributes import (
+    MESSAGE_TYPE,
     NO_ATTRIBUTES,
     RESERVE_TIME_RANGE,
     CleanupPolicy,
@@ -47,6 +48,8 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
+TOPIC_QUEUES: Final = 4
+"""Default number of queues of a new topic, over all broker groups. A PRIORITY topic has more: one for each level."""
 TOPICS_PER_CALL: Final = 500
 """Maximum number of topics that one call to a broker creates."""
 BROKERS_KEPT_S: Final = 1.0
@@ -82,7 +85,7 @@ class TopicAdmin(AdminBase):
     def create_topic(
         self,
         topic: str,
-        queues: int = 4,
+        queues: int | None = None,
         *,
         message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
@@ -95,7 +98,8 @@ class TopicAdmin(AdminBase):
         brokers: Sequence[str] | None = None,
     ) -> None:
         """Create a topic with `queues` queues in all, spread evenly over all broker groups, or over the broker groups
-        in `brokers`.
+        in `brokers`. The default is 4 queues, or for a topic of the type PRIORITY ten queues in each of these broker
+        groups: one for each priority.
 
         `message_type`: the type of messages that the topic accepts, by default all types (TopicMessageType).
         `reserve_time_s`: the time for which messages are kept, at least 60 s, by default the store's time
@@ -123,6 +127,10 @@ class TopicAdmin(AdminBase):
             backlog_groups=backlog_groups,
         )
         chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
+        if queues is None:
+            queues = TOPIC_QUEUES
+            if changes.get(MESSAGE_TYPE) == TopicMessageType.PRIORITY:
+                queues = PRIORITY_LEVELS * len(self._recent_broker_names() if chosen is None else chosen)
         self._create({topic: queues}, changes, chosen)
 
     def _chosen_brokers(self, topic: str, names: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError, RaymqError
-from raymq.common.message import DELAY_LEVELS_MAX, MAX_MESSAGE_SIZE_BYTES
+from raymq.common.message import DELAY_LEVELS_MAX, MAX_MESSAGE_SIZE_BYTES, PRIORITY_MAX
 from raymq.common.numbers import TIME_S, NumberRange
 from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES
 from raymq.tools.cli.entry import cli
@@ -62,6 +62,7 @@ queues."""
 @click.option(
     "--deliver-at", "due_ms", type=TIME, help="Deliver at this time: ISO 8601, or +30s, +5m, +2h, +1d from now."
 )
+@number_option("--priority", NumberRange(0, PRIORITY_MAX), "For a topic of the type priority; 9 is the highest.")
 def send(
     client: Client,
     topic_name: str,
@@ -72,6 +73,7 @@ def send(
     sharding_key: str | None,
     delay_level: int,
     due_ms: int | None,
+    priority: int | None,
 ) -> CommandResult:
     """Send BODY, or each line of standard input as a separate message, without its line end (LF or CRLF).
 
@@ -95,7 +97,14 @@ def send(
                         f"the line has more than {MAX_MESSAGE_SIZE_BYTES} bytes; split it, or send a reference to it"
                     )
                 message = Message(
-                    topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms
+                    topic_name,
+                    text,
+                    tags,
+                    tuple(keys),
+                    user,
+                    delay_level=delay_level,
+                    deliver_at_ms=due_ms,
+                    priority=priority,
                 )
                 future = producer.send_async(message, sharding_key=sharding_key)
                 future.add_done_callback(lambda _: counter.advance())

@@ -93,7 +93,11 @@ def topic() -> None:
 
 @command(topic, "create")
 @click.argument("topic_name", metavar="TOPIC")
-@number_option("--queues", QUEUES, "Number of queues in total, over all broker groups.", 4)
+@number_option(
+    "--queues",
+    QUEUES,
+    "Number of queues in total, over all broker groups. Default: 4; for --type priority, 10 in each broker group.",
+)
 @type_option
 @click.option(
     "--queue-type",
@@ -111,7 +115,7 @@ def topic() -> None:
 def topic_create(
     admin: Admin,
     topic_name: str,
-    queues: int,
+    queues: int | None,
     message_type: str | None,
     queue_type: str | None,
     retention: str | None,
@@ -135,12 +139,13 @@ def topic_create(
         brokers=None if brokers is None else [name.strip() for name in brokers.split(",") if name.strip()],
     )
     admin.create_topic(topic_name, queues, **options)
-    attributes = admin.topic_route(topic_name).attributes.mapping()
+    route = admin.topic_route(topic_name)
+    attributes, count = route.attributes.mapping(), sum(route.queue_counts().values())
     remember_name("topics", topic_name)
     text = "".join(f", {key} {value}" for key, value in attributes.items())
     return CommandResult(
-        {"topic": topic_name, "queues": queues, "attributes": attributes},
-        f"topic {topic_name} has {queues} queues{text}",
+        {"topic": topic_name, "queues": count, "attributes": attributes},
+        f"topic {topic_name} has {count} queues{text}",
     )
 
 

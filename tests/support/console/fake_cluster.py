@@ -73,6 +73,7 @@ def fake_message(
     properties: Mapping[str, str] | None = None,
     message_id: str = "",
     at_ms: int = NOW_MS,
+    system_properties: Mapping[str, str] | None = None,
 ) -> MessageExt:
     """Return a message with all the fields that a store sets."""
     place = queue_offset * 4 + queue_id
@@ -95,7 +96,7 @@ def fake_message(
         "offset_message_id": f"0A00000B00002A9F{place * 256:016X}",
         "reconsume_times": 0,
         "sys_flag": 0,
-        "system_properties": {"UNIQ_KEY": f"{place:032X}"},
+        "system_properties": {"UNIQ_KEY": f"{place:032X}", **(system_properties or {})},
     }
     names = MessageExt.__match_args__
     return MessageExt(**{name: values[name] for name in names if name in values})
@@ -332,7 +333,7 @@ class FakeCluster:
             raise TopicExistsError(a.topic, "it has other queues")
         self._change("create_topic", topic=a.topic, queues=a.queues, message_type=a.message_type,
                      reserve_time_s=a.reserve_time_s, cleanup_policy=a.cleanup_policy)  # fmt: skip
-        self.topics[a.topic] = topic_reading(a.queues, 0, 0.0)
+        self.topics[a.topic] = topic_reading(a.queues or 4, 0, 0.0)
 
     @as_in(Admin.update_topic)
     def update_topic(self, a: Any) -> None:

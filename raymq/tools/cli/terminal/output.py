@@ -322,6 +322,7 @@ def message_dict(message: Any) -> dict[str, Any]:
     """Return a message's fields as a dict for the output of commands.
 
     If the message cannot be read, `body` is None and `error` is the reason. Readable messages have no field `error`.
+    Messages without a priority have no field `priority`.
     """
     error = message.body_error
     fields = {
@@ -337,6 +338,8 @@ def message_dict(message: Any) -> dict[str, Any]:
         "stored": iso(message.store_timestamp_ms),
         "body": None if error is not None else message.body.decode(errors="replace"),
     }
+    if message.priority is not None:
+        fields["priority"] = message.priority
     return fields if error is None else {**fields, "error": str(error)}
 
 

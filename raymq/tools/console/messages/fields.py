@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from raymq.common.errors import BodyUnreadableError
-from raymq.common.message import MessageExt
+from raymq.common.message import PRIORITY_MAX, MessageExt
 from raymq.tools.console.messages.body import is_text, preview_of, visible
 
 HIDDEN_BODY: Final = "hidden from viewers"
@@ -148,6 +148,7 @@ def send_command(message: MessageExt) -> str | None:
     words += ["--tags", message.tags] if message.tags else []
     for key in message.keys:
         words += ["--key", key]
+    words += [] if message.priority is None else ["--priority", str(min(message.priority, PRIORITY_MAX))]
     for name, value in sorted(message.properties.items()):
         words += ["--property", f"{name}={value}"]
     words += ["--", message.topic, body]

@@ -17,18 +17,20 @@ from starlette.responses import JSONResponse, Response
 
 from raymq.common.delay import parse_delay_levels
 from raymq.common.errors import InvalidArgumentError, RaymqError
-from raymq.common.message import Message, MessageExt, SendResult
+from raymq.common.message import PRIORITY_MAX, Message, MessageExt, SendResult
+from raymq.common.numbers import NumberRange
 from raymq.tools.console.web.answers import redirect, wants_json
 from raymq.tools.console.web.changes import Form, audited
 from raymq.tools.console.web.console import notify
 
 SEND_DELAY_MAX_MS: Final = 40 * 86_400_000
+_PRIORITY: Final = NumberRange(0, PRIORITY_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The parsed fields of a form that sends a message. If `delay_ms` is 0, the message is sent without a
-    delay."""
+    """The parsed fields of a form that sends a message. If `delay_ms` is 0, the message is sent without a delay; if
+    `priority` is None, without a priority."""
 
     topic: str
     body: bytes
@@ -36,17 +38,26 @@ class MessageForm:
     keys: tuple[str, ...]
     properties: Mapping[str, str]
     delay_ms: int
+    priority: int | None = None
 
     def message(self, now_ms: int) -> Message:
         """Build the message to send at time `now_ms` (ms since 1970). Raises IllegalNameError or MessageIllegalError if
         the fields are not a valid message."""
         deliver_at_ms = now_ms + self.delay_ms if self.delay_ms else None
-        return Message(self.topic, self.body, self.tags, self.keys, dict(self.properties), deliver_at_ms=deliver_at_ms)
+        return Message(
+            self.topic,
+            self.body,
+            self.tags,
+            self.keys,
+            dict(self.properties),
+            deliver_at_ms=deliver_at_ms,
+            priority=self.priority,
+        )
 
 
 def new_message(topic: str, form: Form) -> MessageForm:
     """Parse a form for a new message with the fields body, tags, keys (separated by spaces), properties (one NAME=VALUE
-    per line) and delay. Raises InvalidArgumentError if a field is missing or invalid."""
+    per line), delay and priority. Raises InvalidArgumentError if a field is missing or invalid."""
     return MessageForm(
         topic,
         _body(form),
@@ -54,19 +65,23 @@ def new_message(topic: str, form: Form) -> MessageForm:
         tuple(form.text("keys").split()),
         parse_properties(form.raw("properties")),
         parse_delay_ms(form.text("delay")),
+        form.number("priority", "The priority", _PRIORITY),
     )
 
 
 def message_again(form: Form, message: MessageExt) -> MessageForm:
     """Parse a form that sends a copy of `message`, with the fields topic and delay, and the field body if `edited` is
-    set. Raises InvalidArgumentError if a field is missing or invalid."""
+    set. The copy has the message's priority, unless it is delayed. Raises InvalidArgumentError if a field is missing or
+    invalid."""
+    delay_ms, priority = parse_delay_ms(form.text("delay")), message.priority
     return MessageForm(
         form.needed("topic", "the topic"),
         _body(form) if form.text("edited") else message.body,
         message.tags,
         tuple(message.keys),
         dict(message.properties),
-        parse_delay_ms(form.text("delay")),
+        delay_ms,
+        None if delay_ms or priority is None else min(priority, PRIORITY_MAX),
     )
 
 

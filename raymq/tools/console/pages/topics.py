@@ -168,7 +168,7 @@ async def create(request: Request) -> Response:
     form = await form_of(request)
     try:
         topic = form.needed("topic", "The name")
-        queues = form.number("queues", "Queues", QUEUES) or 4
+        queues = form.number("queues", "Queues", QUEUES)
         arguments: dict[str, Any] = {
             "message_type": form.text("message_type") or None,
             "reserve_time_s": _retention_s(form),
@@ -183,7 +183,7 @@ async def create(request: Request) -> Response:
         {"topic": topic, "queues": queues, **arguments},
         lambda cluster: cluster.admin.create_topic(topic, queues, **arguments),
         then=_address(topic),
-        done=f"Topic {topic} has {plural(queues, 'queue')}.",
+        done=f"Topic {topic} is created." if queues is None else f"Topic {topic} has {plural(queues, 'queue')}.",
         after_failure="/topics",
     )
 

@@ -97,6 +97,21 @@ def test_more_topics_than_one_call_takes_go_in_several(cluster, monkeypatch):
     assert [len(topics) for _, topics in cluster.created] == [2, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("options", "created"),
+    [
+        ({}, {"a": 2, "b": 2}),
+        ({"message_type": "fifo"}, {"a": 2, "b": 2}),
+        ({"message_type": "priority"}, {"a": 10, "b": 10}),
+        ({"message_type": "priority", "brokers": ["b"]}, {"b": 10}),
+        ({"message_type": "priority", "queues": 3}, {"a": 2, "b": 1}),
+    ],
+)
+def test_a_new_topic_has_four_queues_or_a_queue_per_priority_and_broker_group(cluster, options, created):
+    cluster.admin.create_topic("x", **options)
+    assert {broker: new.queue_nums for broker, [new] in cluster.created} == created
+
+
 def test_topics_that_a_nameserver_lacks_are_waited_for(cluster):
     cluster.known_to_all, cluster.late = False, 3
     cluster.admin.create_topics({"x": 3, "y": 3})

@@ -24,6 +24,7 @@ class Producer:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.priorities: list[int | None] = []
         self.failing: set[bytes] = set()
 
     def send_async(self, message: Message, sharding_key: str | None = None) -> Future[SendResult]:
@@ -34,6 +35,7 @@ class Producer:
             done.set_exception(ServiceNotAvailableError("the disk is full"))
         else:
             self.bodies.append(message.body)
+            self.priorities.append(message.priority)
             queue = MessageQueue(message.topic, "broker-a", 0)
             done.set_result(SendResult(SendStatus.SEND_OK, "ID", "OFFSET-ID", queue, len(self.bodies) - 1))
         return done
@@ -82,6 +84,16 @@ def test_a_line_ends_with_lf_or_crlf_and_a_body_of_any_bytes_is_sent(producer: P
     assert producer.bodies.pop() == b"caf\xe9"
     send("orders", typed=b"one\r\ntwo\n\r\n\nthree\rfour\ncaf\xe9\nlast")
     assert producer.bodies == [b"one", b"two", b"three\rfour", b"caf\xe9", b"last"]
+
+
+def test_all_lines_get_the_priority_of_the_option(producer: Producer) -> None:
+    send("orders", "1")
+    send("orders", "--priority", "0", typed=b"a\nb\n")
+    assert producer.priorities == [None, 0, 0]
+    send("orders", "1", "--priority", "10", code=2)
+    assert "a priority or a delay" in str(
+        send("orders", "1", "--priority", "9", "--delay-level", "1", code=1).exception
+    )
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])

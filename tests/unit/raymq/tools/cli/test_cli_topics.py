@@ -19,11 +19,12 @@ class Admin:
     def update_topic(self, topic: str, **changes: Any) -> None:
         self.asked.append((topic, changes))
 
-    def create_topic(self, topic: str, queues: int, **options: Any) -> None:
-        self.asked.append((topic, options))
+    def create_topic(self, topic: str, queues: int | None, **options: Any) -> None:
+        self.asked.append((topic, options if queues is None else {"queues": queues, **options}))
 
     def topic_route(self, topic: str) -> Any:
-        return SimpleNamespace(attributes=TopicAttributes.parse({"backlog.max.messages": "9"}))
+        attributes = TopicAttributes.parse({"backlog.max.messages": "9"})
+        return SimpleNamespace(attributes=attributes, queue_counts=lambda: {"broker-a": 10, "broker-b": 10})
 
 
 @pytest.fixture
@@ -43,6 +44,13 @@ def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
         ("orders", {"reserve_time_s": 43_200.0}),
         ("orders", {"reserve_time_s": 0.0}),
     ]
+
+
+def test_a_new_topic_gets_the_number_of_queues_of_its_type_and_the_command_prints_it(run: Any, admin: Admin) -> None:
+    printed = run("topic", "create", "tasks", "--type", "priority").output
+    assert "topic tasks has 20 queues" in printed
+    run("topic", "create", "orders", "--queues", "8")
+    assert admin.asked == [("tasks", {"message_type": "priority"}), ("orders", {"queues": 8})]
 
 
 def test_a_topic_gets_a_bound(run: Any, admin: Admin) -> None:

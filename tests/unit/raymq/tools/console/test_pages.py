@@ -142,6 +142,13 @@ def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, cluste
     assert "&lt;script&gt;alert(1)" in text
 
 
+def test_a_topic_without_a_number_of_queues_gets_the_number_of_its_type(admin: AsgiClient, cluster: FakeCluster):
+    page = after(admin, admin.post("/topics", {"topic": "new", "queues": "", "message_type": "priority"}))
+    assert notices(page) == ["Topic new is created."]
+    [(name, arguments)] = cluster.calls
+    assert (name, arguments["queues"], arguments["message_type"]) == ("create_topic", None, "priority")
+
+
 def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: AsgiClient, cluster: FakeCluster):
     page = after(admin, admin.post("/topics", {"topic": "new", "queues": "6", "retention": "12h"}))
     assert notices(page) == ["Topic new has 6 queues."]

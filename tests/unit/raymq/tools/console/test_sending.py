@@ -28,6 +28,14 @@ def test_a_message_again_keeps_its_bytes_unless_they_are_edited() -> None:
     assert message_again(Form({"topic": "u", "body": "é\r\n", "edited": "1"}), message).body == "é\n".encode()
 
 
+def test_a_priority_is_sent_and_a_message_again_keeps_it_unless_it_is_delayed() -> None:
+    assert new_message("t", Form({"body": "x", "priority": "7"})).message(0) == Message("t", b"x", priority=7)
+    for sent, kept in ((None, None), (7, 7), (12, 9)):
+        message = fake_message("t", b"x", system_properties={} if sent is None else {"_SYS_MSG_PRIORITY_": str(sent)})
+        assert message_again(Form({"topic": "u"}), message).priority == kept
+        assert message_again(Form({"topic": "u", "delay": "5m"}), message).priority is None
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -36,6 +44,7 @@ def test_a_message_again_keeps_its_bytes_unless_they_are_edited() -> None:
         ({"body": "x", "delay": "soon"}, "not a delay"),
         ({"body": "x", "delay": "1s 2s"}, "not a delay"),
         ({"body": "x", "delay": "41d"}, "40 days"),
+        ({"body": "x", "priority": "10"}, "The priority must be 0 to 9"),
     ],
 )
 def test_nonsense_is_refused(fields: dict[str, str], error: str) -> None:
