@@ -125,6 +125,7 @@ def test_pages_with_snippets_are_run():
         "members.md",
         "namespaces.md",
         "predicates.md",
+        "priorities.md",
         "programs.md",
         "ray-data.md",
         "ray-serve.md",
