@@ -1,7 +1,8 @@
 """Administration: replays, which send copies of chosen messages of a topic to a topic, or to one group only.
 
     choice     by key ▶ the index of each store; by time ▶ a range of offsets per queue, fixed at the start; by id
-    copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group
+    copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group; in a
+               PRIORITY topic, to one queue of each level, and a message without a priority to the lowest level
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
 The store reports which copies it already has, so a repeated replay continues after these copies. A store remembers the
@@ -24,6 +25,7 @@ from zlib import crc32
 
 from raymq.client.admin.messages import MessageAdmin
 from raymq.client.consumer.pull_once import stored_times
+from raymq.client.producer.queue_selector import level_queues
 from raymq.client.producer.repeatable.stored import StoredSequences
 from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.common.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
@@ -37,6 +39,7 @@ from raymq.common.message import (
 )
 from raymq.common.names import check_group, check_topic, check_user_topic, retry_topic
 from raymq.common.numbers import POINT_IN_TIME_MS, POSITIVE, RATE, bounded
+from raymq.common.protocol.route import TopicRoute
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.records.format.message_id import parse_offset_message_id
@@ -131,19 +134,19 @@ class ReplayAdmin(MessageAdmin):
         brokers are unreachable.
         """
         choice = ReplayChoice(topic, key, (ids,) if isinstance(ids, str) else tuple(ids), begin_ms, end_ms)
-        target, queues = self._target(to_topic, to_group)
-        run = _Run(self, choice, target, queues, name, to_group is not None, rate, dry_run, progress)
-        return run.send(self._chosen(choice, target), max_messages)
+        target = self._target(to_topic, to_group)
+        run = _Run(self, choice, target, name, to_group is not None, rate, dry_run, progress)
+        return run.send(self._chosen(choice, target.topic), max_messages)
 
-    def _target(self, to_topic: str | None, to_group: str | None) -> tuple[str, tuple[MessageQueue, ...]]:
-        """Return the topic to which the copies are sent, and this topic's queues. Raises GroupNotExistError if the
-        group `to_group` does not exist."""
+    def _target(self, to_topic: str | None, to_group: str | None) -> TopicRoute:
+        """Return the route of the topic to which the copies are sent. Raises GroupNotExistError if the group `to_group`
+        does not exist."""
         if (to_topic is None) == (to_group is None):
             raise InvalidArgumentError("choose one target of the replay: to_topic or to_group")
         target = check_user_topic(to_topic) if to_topic is not None else retry_topic(check_group(to_group or ""))
         self._routes.invalidate(target)
         try:
-            return target, self._routes.wait(target, REPLAY_TIMEOUT_S).require_all_queues()
+            return self._routes.wait(target, REPLAY_TIMEOUT_S)
         except TopicNotExistError:
             if to_group is None:
                 raise
@@ -219,8 +222,7 @@ class _Run:
         self,
         admin: ReplayAdmin,
         choice: ReplayChoice,
-        target: str,
-        queues: Sequence[MessageQueue],
+        target: TopicRoute,
         name: str,
         to_group: bool,
         rate: float | None,
@@ -228,31 +230,30 @@ class _Run:
         progress: Callable[[int], None],
     ) -> None:
         self._routes, self._storages = admin._routes, admin._storages
-        self._source, self._target, self._queues = choice.topic, target, queues
+        self._source, self._target, self._queues = choice.topic, target.topic, target.require_all_queues()
+        self._has_levels = target.attributes.has_levels
         self._retries = {PROPERTY_RETRY_TOPIC: choice.topic} if to_group else {}
         self._rate, self._dry_run, self._progress = rate, dry_run, progress
-        text = json.dumps([asdict(choice), target, name])
+        text = json.dumps([asdict(choice), target.topic, name])
         self._identity = hashlib.sha256(text.encode()).hexdigest()[:24]
         self._next_s = time.monotonic()
         self._unreadable = 0
-        self._behind: dict[MessageQueue, int] = {}
-        """For each queue of the source topic, the offset after the last message that an earlier run of the
-        replay sent."""
+        self._behind: dict[tuple[MessageQueue, MessageQueue], int] = {}
+        """For each queue of the source topic and its target queue, the offset after the last message that an earlier
+        run of the replay sent."""
 
     def send(self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]], most: int) -> Replay:
         """Send at most `most` of the chosen messages, without the messages that earlier runs have sent. Returns the
         result of the run."""
         count = sent = 0
-        for source, chosen_here in chosen:
-            found = [message for message in chosen_here if message.body_error is None]
-            self._note_unreadable(chosen_here, len(chosen_here) - len(found))
-            behind = 0 if self._dry_run or not found else self._sent_before(source)
+        for source, target, found in self._readable(chosen):
+            behind = 0 if self._dry_run else self._sent_before(source, target)
             new = [message for message in found if message.queue_offset >= behind]
             count += len(found)
             self._progress(len(found) - len(new))
             cut = new[: most - sent]
             for batch in [] if self._dry_run else _batches(cut):
-                self._append(source, batch)
+                self._append(source, target, batch)
                 self._progress(len(batch))
             if self._dry_run:
                 self._progress(len(cut))
@@ -278,24 +279,42 @@ class _Run:
         error = next(message.body_error for message in messages if message.body_error is not None)
         logger.warning("the replay to %s skips %d messages: %s", self._target, count, error)
 
-    def _place(self, source: MessageQueue) -> tuple[str, MessageQueue]:
-        """Return where the copies of a source queue's messages are sent: the producer id of these copies, and their
-        target queue."""
-        queue = self._queues[crc32(str(source).encode()) % len(self._queues)]
-        return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}", queue
+    def _readable(
+        self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]]
+    ) -> Iterator[tuple[MessageQueue, MessageQueue, list[MessageExt]]]:
+        """Yield the chosen messages that can be read, in their order, by source queue and target queue. Count the other
+        messages."""
+        for source, messages in chosen:
+            by_target: dict[MessageQueue, list[MessageExt]] = {}
+            for message in messages:
+                if message.body_error is None:
+                    by_target.setdefault(self._target_queue(source, message), []).append(message)
+            self._note_unreadable(messages, len(messages) - sum(map(len, by_target.values())))
+            for target, found in by_target.items():
+                yield source, target, found
 
-    def _sent_before(self, source: MessageQueue) -> int:
-        """Return the offset after the last message of a queue that an earlier run of the replay sent."""
-        if source not in self._behind:
-            producer_id, queue = self._place(source)
-            stored = StoredSequences(self._target, ProducerIdentity(producer_id, 0), self._routes, self._storages)
-            self._behind[source] = stored.ask([queue], REPLAY_TIMEOUT_S)[queue]
-        return self._behind[source]
+    def _target_queue(self, source: MessageQueue, message: MessageExt) -> MessageQueue:
+        """Return the queue to which the copy of a message of the queue `source` is sent."""
+        queues: Sequence[MessageQueue] = self._queues
+        if self._has_levels:
+            queues = level_queues(queues, message.priority or 0)
+        return queues[crc32(str(source).encode()) % len(queues)]
 
-    def _append(self, source: MessageQueue, messages: Sequence[MessageExt]) -> None:
+    def _producer_id(self, source: MessageQueue) -> str:
+        return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}"
+
+    def _sent_before(self, source: MessageQueue, target: MessageQueue) -> int:
+        """Return the offset after the last message of a queue that an earlier run of the replay sent to a queue."""
+        if (source, target) not in self._behind:
+            identity = ProducerIdentity(self._producer_id(source), 0)
+            stored = StoredSequences(self._target, identity, self._routes, self._storages)
+            self._behind[source, target] = stored.ask([target], REPLAY_TIMEOUT_S)[target]
+        return self._behind[source, target]
+
+    def _append(self, source: MessageQueue, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
         """Store copies of consecutive messages of a queue. Retries while the store does not answer; the store drops
         copies that it already has, so a retry is safe."""
-        producer_id, queue = self._place(source)
+        producer_id = self._producer_id(source)
         batch = self._encode(queue, ProducerSequence(producer_id, 0, messages[0].queue_offset), messages)
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
         if self._rate is not None:

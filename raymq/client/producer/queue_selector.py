@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
@@ -189,11 +189,11 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
     return queue if queue.topic == message.topic else None
 
 
-def level_queues(route: TopicRoute, priority: int) -> list[MessageQueue]:
-    """Return the queue of a priority in each broker group of a topic: the writable queue whose id is the priority, or
-    the group's last writable queue if the priority is greater."""
+def level_queues(queues: Iterable[MessageQueue], priority: int) -> list[MessageQueue]:
+    """Return the queue of a priority in each broker group of a topic with `queues`: the queue whose id is the priority,
+    or the group's last queue if the priority is greater."""
     levels: dict[str, MessageQueue] = {}
-    for queue in route.publish_queues:
+    for queue in queues:
         known = levels.get(queue.broker_name)
         if known is None or known.queue_id < queue.queue_id <= priority:
             levels[queue.broker_name] = queue
@@ -256,7 +256,7 @@ class QueueTurns:
         """Return the queue of a priority at a random broker that is available; if no broker is available, at a
         reachable broker; if no broker is reachable, at any broker. Raises the errors of `TopicRoute.require_writable`.
         """
-        queues = level_queues(route.require_writable(), priority)
+        queues = level_queues(route.require_writable().publish_queues, priority)
         for good in (self._faults.available, self._faults.reachable):
             chosen = [queue for queue in queues if good(queue.broker_name, now_s)]
             if chosen:
@@ -268,7 +268,7 @@ class QueueTurns:
     ) -> MessageQueue | None:
         """Return a queue of a broker other than `broker_name`, which failed. Returns None if no other broker is
         reachable. `priority`: the priority whose queue to return; None for any queue."""
-        queues = route.publish_queues if priority is None else level_queues(route, priority)
+        queues = route.publish_queues if priority is None else level_queues(route.publish_queues, priority)
         others = [queue for queue in queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):
             chosen = [queue for queue in others if good(queue.broker_name, now_s)]

@@ -4,6 +4,7 @@ selected, and that each copy is sent once."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from raymq.client.admin.admin import Admin
 from raymq.client.admin.replay import Replay, ReplayChoice
 from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RequestTimeoutError, TopicNotExistError
 from raymq.common.message import Message
+from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.store import Boundary
 from raymq.records.format.encode import encode_batch
@@ -160,6 +162,35 @@ def test_a_message_that_a_producer_of_raymq_could_not_make_is_replayed(admin, st
     [copy] = copies(stores)
     assert (copy.body, copy.tags, copy.keys, copy.flag) == (b"150", " paid || new", ("\t",), 7)
     assert copy.properties == {"p": " "}
+
+
+def test_a_copy_in_a_priority_topic_goes_to_the_level_of_its_message_and_is_sent_once(admin, stores):
+    route = admin._routes.routes["again"]
+    queues = tuple(QueueData(name, 4, 4, 6) for name in NAMES)
+    levels = TopicAttributes(TopicMessageType.PRIORITY)
+    admin._routes.routes["urgent"] = replace(route, topic="urgent", queues=queues, attributes=levels)
+    admin._routes.routes["mixed"] = replace(route, topic="mixed")
+    for number in range(44):
+        message = Message("mixed", b"%d" % number, priority=None if number % 11 == 10 else number % 11)
+        batch = encode_batch([message], 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[f"P{number}"])
+        stores[NAMES[0]].store.append([batch])
+    assert admin.replay("mixed", begin_ms=START_MS, to_topic="urgent", max_messages=15).sent == 15
+    assert admin.replay("mixed", begin_ms=START_MS, to_topic="urgent") == Replay("urgent", 44, 29, 15, True)
+    assert admin.replay("mixed", begin_ms=START_MS, to_topic="urgent") == Replay("urgent", 44, 0, 44, True)
+    found = [
+        message
+        for storage in stores.values()
+        for queue_id in storage.store.topics.queue_ids().get("urgent", ())
+        for message in read_queue(storage.store, "urgent", queue_id)
+    ]
+    assert sorted(int(message.body) for message in found) == list(range(44))
+    for message in found:
+        number = int(message.body)
+        assert message.priority == (None if number % 11 == 10 else number % 11)
+        assert message.queue_id == min(message.priority or 0, 3)
+    for level in range(4):
+        order = [int(message.body) for message in found if message.queue_id == level]
+        assert order == sorted(order)
 
 
 def test_a_key_finds_more_than_one_query_returns_each_once_and_sparse_ones_too(admin, stores):
