@@ -46,7 +46,8 @@ class Model:
             span_max=self.chance.choice([1, 5, 2000]),
         )
         self.core = SubscriptionState(settings, 0.0)
-        self.core.subscribe(Subscription.parse("orders"))
+        self.leveled = self.chance.random() < 0.3
+        self.core.subscribe(Subscription.parse("orders"), has_levels=self.leveled)
         self.now_s = 0.0
         self.trouble = True
         self.generation = 1
@@ -168,9 +169,11 @@ class Model:
     def read(self) -> None:
         """Read a queue's memory-mapped files, in one or two parts. The consumer's position may move during the
         read."""
-        turn = self.core.next_unread(self.chance.choice([1, 3, 500]))
+        most = self.chance.choice([1, 3, 500])
+        turn = self.core.next_unread(most)
         if turn is None:
-            assert not self.core.has_unread
+            unread = [self.core.get(queue).buffered_count for queue in self.core._unread]
+            assert not unread or (self.leveled and min(unread) >= most)
             return
         queue, request, end = turn
         assert request.queue_offset < end <= self.end[queue]

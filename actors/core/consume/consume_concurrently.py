@@ -3,6 +3,8 @@
 The listener processes several tasks of a queue at the same time. Failed messages are sent back to the broker, which
 delivers them later through the retry topic. So a slow or failing message delays only the offset commit.
 
+The queues deliver tasks in turn. The queues of a PRIORITY topic deliver by level (raymq.client.consumer.levels).
+
 If a listener's process dies, all its tasks end, and it is unknown which message caused the crash. Each task is
 delivered again. After `SUSPECT_DEATHS` deaths a task is split into single messages, its suspects. The suspects are
 delivered one by one, so that a harmless message is cleared when it is consumed. If the process dies `TRIALS_MAX` times
@@ -12,7 +14,7 @@ redelivered from the retry topic, it becomes a dead letter at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +29,7 @@ from actors.core.consume.consume_service import (
     sorted_tuple,
 )
 from actors.core.consume.process_queue import ConsumeTask, ProcessQueue
+from raymq.client.consumer.levels import LevelTurns
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
@@ -50,6 +53,10 @@ class ConsumeConcurrently(ConsumeService):
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
+        self._levels = LevelTurns()
+        """The turns of the PRIORITY topics. Each task is a turn."""
+        for topic in settings.leveled:
+            self._levels.set(topic, has_levels=True)
         self.uncommitted_max = settings.consume_concurrently_max_span
         self._flying: set[ConsumeTask] = set()
         """The tasks, of all queues, that the listener is processing."""
@@ -63,20 +70,19 @@ class ConsumeConcurrently(ConsumeService):
         size = self._task_size(threads)
         in_flight_max = max(TASKS_AHEAD * size, 2 * threads * batch_max)
         in_flight = sum(len(task.unfinished) for task in self._flying)
-        ready = self._in_turn(queues)
+        ready = deque(self._in_turn(queues))
         while ready and in_flight < in_flight_max and len(self._flying) < TASKS_MAX:
-            still_ready = []
-            for process_queue in ready:
-                task = self._next(process_queue, size, now_s)
-                if task is None:
-                    continue
-                self._flying.add(task)
-                taken.append(task)
-                in_flight += len(task.messages)
-                still_ready.append(process_queue)
-                if in_flight >= in_flight_max or len(self._flying) >= TASKS_MAX:
-                    break
-            ready = still_ready
+            if self._levels:
+                ready = deque(self._levels.order(ready, lambda one: one.queue, [one.queue for one in queues]))
+            process_queue = ready.popleft()
+            task = self._next(process_queue, size, now_s)
+            if task is None:
+                continue
+            self._levels.took([process_queue.queue.topic])
+            self._flying.add(task)
+            taken.append(task)
+            in_flight += len(task.messages)
+            ready.append(process_queue)
         return taken
 
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:

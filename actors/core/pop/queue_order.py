@@ -4,46 +4,39 @@ A receive leases messages queue by queue until it has enough, so the order decid
 the queues of one broker:
 
     ordinary topic     Its queues by their ids, from a random queue on.
-    PRIORITY topic     Its queues are levels, and the receives of a group count turns. In three turns of four, a strict
-                       turn, the levels are read from the highest to the lowest. In the fourth turn, the fair turn, one
-                       level is read first, and then the other levels from the highest to the lowest. The fair turns
-                       take all levels below the highest level one after another, from the highest to the lowest.
+    PRIORITY topic     Its queues are levels, and the receives of a group count turns (raymq.client.consumer.levels): in
+                       a strict turn, the levels are read from the highest to the lowest, in a fair turn, one lower
+                       level is read first.
     retry topic        Its queues are read first in one receive of five, except in fair turns, and last otherwise.
 
-Only receives that lease messages count as turns. So in a topic with n levels, each level is read first in at least one
-of 4 * (n - 1) consecutive receives of a group, however many messages the other levels have: with ten levels, in one of
-36. The highest level that has messages is read first in at least three receives of four, apart from retries.
+Only receives that lease messages count as turns. With ten levels, each level is read first in at least one of 36
+consecutive receives of a group. The highest level that has messages is read first in at least three receives of four,
+apart from retries.
 
 In a receive of several topics, the queues of all topics start at a random queue. The queues of a PRIORITY topic keep
 their places among the queues of the other topics, and are read there by level. Another topic may then fill the receive,
 so a level is first among the queues of its topic only.
 
 The turns are counts in the memory of the broker. After a restart of the broker, or if very many groups receive, a count
-begins again, at a random turn. Otherwise a count that often begins again would have strict turns only.
+begins again, at a random turn.
 """
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from actors.core.pop.receive import TopicQueue
+from raymq.client.consumer.levels import FIRST_TURNS, Draw, fair_place
 from raymq.common.names import retry_topic
 
-STRICT_TURNS: Final = 3
-"""Number of strict turns before each fair turn of a group in a PRIORITY topic."""
 COUNTS_MAX: Final = 4096
 """Maximum number of groups and topics whose turns are counted. The count that was not used for the longest time is
 forgotten first."""
 RETRIES_FIRST: Final = 5
 """One receive in this number reads the retry topic first (popFromRetryProbability)."""
-_START_MAX: Final = 1 << 20
-"""Upper bound of the random turn at which a count begins."""
-
-Draw = Callable[[int], int]
-"""Function that returns a random number from 0 to its argument minus 1."""
 
 
 class QueueOrder:
@@ -65,7 +58,7 @@ class QueueOrder:
         is_fair = False
         for topic in leveled:
             levels = sorted((queue for queue in others if queue[0] == topic), reverse=True)
-            place = self._fair_place(group, topic, len(levels))
+            place = fair_place(self._turn(group, topic), len(levels))
             if place is not None:
                 is_fair = True
                 levels.insert(0, levels.pop(place))
@@ -82,12 +75,6 @@ class QueueOrder:
 
     def _turn(self, group: str, topic: str) -> int:
         """Return the number of the present turn, and mark the count as used."""
-        turn = self._turns.setdefault((group, topic), self._draw(_START_MAX))
+        turn = self._turns.setdefault((group, topic), self._draw(FIRST_TURNS))
         self._turns.move_to_end((group, topic))
         return turn
-
-    def _fair_place(self, group: str, topic: str, levels: int) -> int | None:
-        """Return the place of the level that is read first in a fair turn, counted from the highest level, whose place
-        is 0. Returns None in a strict turn."""
-        round_number, step = divmod(self._turn(group, topic), STRICT_TURNS + 1)
-        return 1 + round_number % (levels - 1) if step == STRICT_TURNS and levels > 1 else None

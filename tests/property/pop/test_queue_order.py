@@ -10,8 +10,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, dictionaries, integers, lists, sampled_from
 
-from actors.core.pop.queue_order import COUNTS_MAX, RETRIES_FIRST, STRICT_TURNS, QueueOrder
+from actors.core.pop.queue_order import COUNTS_MAX, RETRIES_FIRST, QueueOrder
 from actors.core.pop.receive import TopicQueue
+from raymq.client.consumer.levels import STRICT_TURNS
 from raymq.common.names import retry_topic
 from tests.support.cases import examples
 

@@ -185,9 +185,10 @@ class PullEngine:
         with self._change_lock:
             self._check_mode("subscribe")
             self._member.check({topic: subscription.description})
-            self._committer.prepare(self._routes.wait(topic, ROUTE_TIMEOUT_S).brokers, GROUP_CALL_TIMEOUT_S)
+            route = self._routes.wait(topic, ROUTE_TIMEOUT_S)
+            self._committer.prepare(route.brokers, GROUP_CALL_TIMEOUT_S)
             with self._lock:
-                self._core.subscribe(subscription)
+                self._core.subscribe(subscription, has_levels=route.attributes.has_levels)
             if not self._mode:
                 try:
                     self._member.join()
@@ -221,11 +222,14 @@ class PullEngine:
             self._check_mode("assign")
             self._committer.prepare({queue.broker_name for queue in wanted}, GROUP_CALL_TIMEOUT_S)
             starts = self._start_offsets(wanted)
+            leveled = {
+                topic for topic in subscriptions if self._routes.wait(topic, ROUTE_TIMEOUT_S).attributes.has_levels
+            }
             if self.settings.auto_commit:
                 self._commit(finished=True)
             self._mode = "assign"
             with self._lock:
-                self._core.assign(subscriptions, starts, time.monotonic())
+                self._core.assign(subscriptions, starts, time.monotonic(), leveled)
             self._committer.wake()
             self._announce_subscriptions()
         self._reader.read_more()

@@ -82,7 +82,7 @@ class QueueReader:
         """Find records in the stores' mapped files, if fewer than `max_messages` records are buffered."""
         self._in_place.look()
         with self._lock:
-            missing = max_messages - self._core.buffered_count
+            missing = self._core.missing(max_messages)
         if missing > 0:
             self._in_place.read(missing)
 

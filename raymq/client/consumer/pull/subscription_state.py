@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from raymq.client.consumer.assignment.assigned_queue import AssignmentState
 from raymq.client.consumer.assignment.assigned_queues import AssignedQueues
 from raymq.client.consumer.assignment.unfinished_offsets import UnfinishedOffsets
+from raymq.client.consumer.levels import LevelTurns
 from raymq.client.consumer.pull.assigned_message_queue import AssignedMessageQueue, QueueFlags
 from raymq.client.consumer.pull.fetched_records import FetchedRecords, PolledRecords
 from raymq.client.consumer.pull.poll_turn import TakenRange
@@ -65,6 +66,10 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         """Time at which the program last began or ended a poll."""
         self._polling = False
         """True while the program is inside a poll."""
+        self._levels = LevelTurns()
+        """The turns of the PRIORITY topics. A poll that returns messages of a topic is a turn."""
+        self._polled: set[str] = set()
+        """PRIORITY topics with messages in the result of the present poll."""
 
     @property
     def expressions(self) -> dict[str, str]:
@@ -98,10 +103,21 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         """Number of queues that may be fetched now."""
         return len(self._hungry) if self._has_capacity else 0
 
-    @property
-    def buffered_count(self) -> int:
-        """The number of fetched records that polls have not returned yet."""
-        return self._buffered_count
+    def missing(self, max_messages: int) -> int:
+        """Return how many records must be read from mapped files, so that a poll can return `max_messages` in its
+        order. Buffered records of a level do not replace unread records of a level that the poll returns first."""
+        if not (self._levels and self._unread):
+            return max_messages - self._buffered_count
+        left = max_messages
+        for queue in self._in_order(list(self._buffered | self._unread)):
+            left -= self._queues[queue].buffered_count
+            if left <= 0 or queue in self._unread:
+                break
+        return left
+
+    def _in_order(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Return queues in the order in which this poll reads them: by level in PRIORITY topics."""
+        return self._levels.order(list(queues), lambda queue: queue, self._queues)
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
@@ -130,9 +146,10 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     # Methods that choose and release queues
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: Subscription, *, has_levels: bool = False) -> None:
         """Set the subscription of a topic. If it differs from the previous subscription, the topic's buffered records
-        are fetched again."""
+        are fetched again. `has_levels`: True for a PRIORITY topic, whose queues polls return by level."""
+        self._levels.set(subscription.topic, has_levels=has_levels)
         if self._subscriptions.get(subscription.topic, subscription) != subscription:
             for assigned in self._queues.values():
                 if assigned.queue.topic == subscription.topic:
@@ -141,12 +158,18 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._subscriptions[subscription.topic] = subscription
 
     def assign(
-        self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
+        self,
+        subscriptions: Mapping[str, Subscription],
+        starts: Mapping[MessageQueue, QueueOffset],
+        now_s: float,
+        leveled: Collection[str] = (),
     ) -> None:
         """Assign exactly the queues of `starts`, without a group. Queues that are already assigned keep their
-        positions."""
+        positions. `leveled`: the PRIORITY topics."""
+        for topic in self._subscriptions.keys() - subscriptions.keys():
+            self._levels.set(topic, has_levels=False)
         for subscription in subscriptions.values():
-            self.subscribe(subscription)
+            self.subscribe(subscription, has_levels=subscription.topic in leveled)
         self._subscriptions = dict(subscriptions)
         self.hold(starts, now_s)
         for queue, start in starts.items():
@@ -157,6 +180,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         """Stop returning messages of a topic. The topic's queues are released after the program has finished with the
         messages that polls returned."""
         self._subscriptions.pop(topic, None)
+        self._levels.set(topic, has_levels=False)
         self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
 
     def _new_queue(self, queue: MessageQueue, generation: int) -> AssignedMessageQueue:
@@ -197,14 +221,16 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def poll_ends(self, now_s: float) -> None:
         """End the current poll."""
         self._polling = False
+        self._levels.took(self._polled)
+        self._polled.clear()
         self._polled_s = now_s
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """Return up to `max_messages` of the next records, queue by queue in turn. The records stay buffered until
-        `taken` is called. Paused and revoked queues have no buffered records."""
+        """Return up to `max_messages` of the next records, queue by queue in turn, and by level in a PRIORITY topic.
+        The records stay buffered until `taken` is called. Paused and revoked queues have no buffered records."""
         slices: list[PolledRecords] = []
         left = max_messages
-        for queue in self._buffered:
+        for queue in self._in_order(self._buffered) if self._levels else self._buffered:
             for fetched in self._queues[queue].buffered:
                 if not left:
                     return slices
@@ -232,6 +258,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         if assigned.buffered:
             del self._buffered[part.queue]
             self._buffered[part.queue] = None
+        if self._levels:
+            self._polled.add(part.queue.topic)
         self._note(assigned)
 
     def give_back(self, taken: Iterable[TakenRange]) -> None:
@@ -380,10 +408,12 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
         """Return the next queue whose mapped files have unread records, with a request to read it and the queue's known
-        end. Returns None if no queue has unread records. The returned queue moves to the end of the order in which
-        queues are read."""
-        for queue in self._unread:
+        end. Returns None if no queue has unread records, or with PRIORITY topics, if enough of their records are
+        buffered. The returned queue moves to the end of the order in which queues are read."""
+        for queue in self._in_order(self._unread) if self._levels else self._unread:
             assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
+            if self._levels and assigned.buffered_count >= max_messages:
+                continue  # polls return other levels first, so do not read this level further ahead
             assigned.fetching = True
             del self._unread[queue]
             self._unread[queue] = None

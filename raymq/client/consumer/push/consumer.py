@@ -112,6 +112,8 @@ class PushConsumer(OfProcess):
         self._make_shared = make_shared if self._settings.is_shared else None
         self._may_print = may_print
         self._subscriptions: dict[str, Subscription] = {}
+        self._leveled: set[str] = set()
+        """The subscribed topics of the type PRIORITY."""
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
 
@@ -126,7 +128,8 @@ class PushConsumer(OfProcess):
         """
         stored = self._names.wrap(topic)
         subscription = Subscription.parse(stored, expression)
-        self._routes.wait(stored, ROUTE_TIMEOUT_S)
+        if self._routes.wait(stored, ROUTE_TIMEOUT_S).attributes.has_levels:
+            self._leveled.add(stored)
         self._subscriptions[stored] = subscription
         return self
 
@@ -193,7 +196,7 @@ class PushConsumer(OfProcess):
         if self._listener is None:
             raise ClientStateError("this push consumer has no listener; call on_message(function) before start()")
         subscriptions = tuple(one.in_environment(runtime_env) for one in self._subscriptions.values())
-        settings = replace(self._settings, subscriptions=subscriptions)
+        settings = replace(self._settings, subscriptions=subscriptions, leveled=frozenset(self._leveled))
         options: dict[str, Any] = {"max_concurrency": CONCURRENCY, "num_cpus": num_cpus, "namespace": INSTANCES}
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)

@@ -80,7 +80,8 @@ class PushSettings:
     BROADCASTING only: `offsets_dir` holds each instance's offsets in GROUP/INSTANCE (default `~/.raymq/offsets`).
     `instance_name` names the instances; without it, the names of their actors are used.
 
-    `namespace`: the namespace of the group and the topics; the listener gets names without the namespace.
+    `namespace`: the namespace of the group and the topics; the listener gets names without the namespace. `leveled`:
+    the subscribed topics of the type PRIORITY.
 
     `consume_mode`: in the mode "queue" the instances share the group's queues. In the mode "share" every instance gets
     messages of every queue, each under a lease (RocketMQ's POP). Only there: `invisible_s`, the time in s after which
@@ -110,6 +111,7 @@ class PushSettings:
     offsets_dir: str | None = None
     instance_name: str | None = None
     namespace: str = ""
+    leveled: frozenset[str] = frozenset()
     consume_mode: ConsumeMode = "queue"
     invisible_s: float = 30.0
     prefetch_messages: int = 4096

@@ -4,8 +4,8 @@ levels, and simple and push consumers get high priorities first, while no level 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,22 @@ def receive_one(consumer: raymq.SimpleConsumer) -> raymq.ReceivedMessage:
     [message] = consumer.receive(1, LEASE_S, wait_s=WAIT_S)
     consumer.ack(message)
     return message
+
+
+def notes_in(path: Path) -> tuple[Callable[[MessageExt], None], Callable[[], list[int]]]:
+    """Return a listener that appends each message's priority to a file, and a function that reads these priorities."""
+    name = str(path)
+
+    def listen(message: MessageExt) -> None:
+        import os
+
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(handle, b"%d\n" % message.priority)
+        finally:
+            os.close(handle)
+
+    return listen, lambda: [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def test_the_command_line_creates_a_topic_with_a_level_for_each_priority_and_sends_to_it(mq: raymq.Client) -> None:
@@ -103,29 +119,53 @@ def test_a_message_that_is_not_acknowledged_stays_in_its_level_and_keeps_its_pri
 def test_a_push_consumer_in_share_mode_gets_high_levels_first(mq: raymq.Client, tmp_path: Path) -> None:
     mq.admin.create_topic("pushed", message_type="priority", brokers=["broker-a"])
     send(mq, "pushed", 60, 1, 8)
-    name = str(tmp_path / "notes")
-
-    def listen(message: MessageExt) -> None:
-        import os
-
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            os.write(handle, b"%d\n" % message.priority)
-        finally:
-            os.close(handle)
-
-    def notes() -> list[int]:
-        return [int(line) for line in Path(name).read_text().split()] if os.path.exists(name) else []
-
+    note, notes = notes_in(tmp_path / "notes")
     push = mq.push_consumer(
         "pushed-g", consume_mode="share", threads=1, prefetch_messages=1, invisible_s=LEASE_S, consume_from=FIRST
     )
-    push.subscribe("pushed").on_message(listen)
+    push.subscribe("pushed").on_message(note)
     with push.start(print_output=False):
         eventually(lambda: len(notes()) >= 120, "all messages")
     assert Counter(notes()) == {1: 60, 8: 60}
     # Each receive leases one message. Of 36 receives, one is the fair turn of level 1.
     assert Counter(notes()[:36])[1] <= 2
+
+
+def test_a_pull_consumer_polls_high_levels_first_and_each_level_within_its_bound(mq: raymq.Client) -> None:
+    mq.admin.create_topic("polled", message_type="priority", brokers=["broker-a"])
+    send(mq, "polled", 100, 0, 5, 9)
+    with mq.pull_consumer("polled-g", consume_from=FIRST) as consumer:
+        queues = [raymq.MessageQueue("polled", "broker-a", level) for level in (0, 5, 9)]
+        consumer.assign(queues)
+        found: list[MessageExt] = []
+
+        def next_poll() -> int | None:
+            while not (messages := consumer.poll(1, timeout_s=WAIT_S)):
+                pass
+            found.extend(messages)
+            return messages[0].priority
+
+        def all_levels_are_known() -> bool:
+            next_poll()
+            return {message.priority for message in found} == {0, 5, 9}
+
+        # The first polls may find only some of the queues, because each queue's end is learnt in the background.
+        eventually(all_levels_are_known, "messages of each level")
+        counted = Counter(next_poll() for _ in range(16))
+        assert counted == {9: 12, 5: 2, 0: 2}
+        while len(found) < 300:
+            next_poll()
+    assert Counter(message.priority for message in found) == {0: 100, 5: 100, 9: 100}
+
+
+def test_a_push_consumer_that_owns_all_queues_gets_high_levels_first(mq: raymq.Client, tmp_path: Path) -> None:
+    mq.admin.create_topic("owned", message_type="priority", brokers=["broker-a"])
+    send(mq, "owned", 60, 1, 8)
+    note, notes = notes_in(tmp_path / "notes")
+    push = mq.push_consumer("owned-g", threads=1, consume_from=FIRST).subscribe("owned").on_message(note)
+    with push.start(print_output=False):
+        eventually(lambda: len(notes()) >= 120, "all messages")
+    assert Counter(notes()) == {1: 60, 8: 60}
 
 
 def test_a_namespace_has_its_own_levels(mq: raymq.Client) -> None:

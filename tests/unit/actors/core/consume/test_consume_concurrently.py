@@ -82,6 +82,28 @@ def test_queues_take_turns_when_not_all_can_be_served():
     assert {task.queue for task in first} == {Q, P}
 
 
+def test_tasks_of_a_priority_topic_are_delivered_by_level_and_no_level_starves():
+    levels = [MessageQueue("orders", "broker-a", level) for level in (0, 4, 9)]
+    core = table(*levels, threads=1, leveled=frozenset({"orders"}))
+    paced_queue = levels[-1]
+    fetch(core, paced_queue, 0)
+    [task] = core.deliverable(0.0)
+    core.reported(task, ConsumeReport(consume_s=1.0), 0.0)
+    for queue in levels:
+        first = 1 if queue is paced_queue else 0
+        fetch(core, queue, *range(first, first + 40))
+    delivered = []
+    flying = core.deliverable(0.0)
+    while len(delivered) < 32:
+        assert sum(len(task.messages) for task in flying) <= 4, "one message per task"
+        task = flying.pop(0)
+        delivered.append(task.queue.queue_id)
+        core.reported(task, DONE, 0.0)
+        flying += core.deliverable(0.0)
+    # each fourth task is a fair turn, of level 4 or of level 0
+    assert sorted(delivered[:32]) == [*[0] * 4, *[4] * 4, *[9] * 24]
+
+
 def test_failed_messages_are_sent_back_with_their_own_reasons_up_to_a_bound():
     core = table(max_reconsume_times=5)
     fetch(core, Q, *range(30))

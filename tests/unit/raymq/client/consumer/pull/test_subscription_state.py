@@ -694,3 +694,70 @@ def test_a_pause_keeps_unacknowledged_messages():
     assert poll(core) == [(0, 2)]
     core.acknowledge({Q0: [2, 0]})
     assert wishes(core) == {Q0: 3}
+
+
+# Tests of PRIORITY topics
+
+
+def leveled(*levels: int, start: int = 0) -> SubscriptionState:
+    """Return the state of a consumer that holds some levels of a PRIORITY topic."""
+    core = make(*(MessageQueue("orders", "a", level) for level in levels), start=start)
+    core.subscribe(Subscription.parse("orders"), has_levels=True)
+    return core
+
+
+def test_polls_return_high_levels_first_and_each_level_within_its_bound():
+    core = leveled(0, 5, 9)
+    for level, count in ((0, 20), (5, 20), (9, 20)):
+        fetch(core, MessageQueue("orders", "a", level), *range(count))
+    first = [poll(core, 1)[0][0] for _ in range(8)]
+    assert sorted(first) == [0, 5, 9, 9, 9, 9, 9, 9]
+    assert len(poll(core)) == 3 * 20 - 8
+
+
+def test_a_poll_without_messages_of_the_topic_is_no_turn():
+    core = leveled(0, 9)
+    for _ in range(20):
+        assert poll(core) == []
+    turns = dict(core._levels._turns)
+    fetch(core, MessageQueue("orders", "a", 0), 0)
+    assert poll(core) == [(0, 0)]
+    assert core._levels._turns == {"orders": turns["orders"] + 1}
+
+
+def read_all(core: SubscriptionState, max_messages: int) -> None:
+    """Read mapped files for a poll, as the consumer does."""
+    missing = core.missing(max_messages)
+    while missing > 0 and (turn := core.next_unread(missing)) is not None:
+        queue, request, end = turn
+        upto = min(end, request.queue_offset + request.max_messages)
+        core.fetched(queue, request.queue_offset, fetched_of(range(request.queue_offset, upto), upto))
+        missing -= upto - request.queue_offset
+
+
+def test_messages_in_mapped_files_are_read_by_level_although_lower_levels_are_buffered():
+    core = leveled(1, 2, 3)
+    low, middle, high = (MessageQueue("orders", "a", level) for level in (1, 2, 3))
+    fetch(core, middle, *range(500))
+    for queue in (low, high):
+        core.read_in_place(queue)
+        core.end_known(queue, 0, 0, 1000)
+    counted = {1: 0, 2: 0, 3: 0}
+    for _ in range(80):
+        read_all(core, 5)
+        for level, _ in poll(core, 5):
+            counted[level] += 1
+        assert core.get(low).buffered_count <= 64
+        assert core.get(high).buffered_count <= 64
+    assert counted == {3: 300, 2: 50, 1: 50}
+
+
+def test_a_topic_that_is_not_subscribed_any_more_has_no_turns():
+    core = leveled(0, 9)
+    core.unsubscribe("orders", 0.0)
+    assert not core._levels
+    queues = {MessageQueue("orders", "a", 0): QueueOffset(0)}
+    core.assign({"orders": Subscription.parse("orders")}, queues, 0.0, {"orders"})
+    assert core._levels
+    core.assign({}, {}, 0.0)
+    assert not core._levels
