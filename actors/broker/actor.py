@@ -46,6 +46,7 @@ from actors.broker.state_log import DecidedChanges, StateLog
 from actors.broker.state_records import STORE_TIMEOUT_S, StateRecords
 from actors.core.broker.client_registry import ClientRegistry
 from actors.core.broker.state import BrokerState
+from actors.members.direct_methods import DirectMethods
 from actors.members.methods import QuestionMethods
 from actors.metrics_thread import MetricsThread
 from actors.options import PERSISTENT
@@ -91,7 +92,7 @@ AGREE_TIMEOUT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
+class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods, DirectMethods):
     """The actor that serves the state and the client registry of one broker group.
 
     Its threads find the group's master, read the state from the master, keep the broker registered, and run the
@@ -118,6 +119,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         TransactionMethods.__init__(self, store, self._make_system_topic)
         SettingsMethods.__init__(self, settings, store, self._storages)
         QuestionMethods.__init__(self, lambda: self._lane.loop)
+        DirectMethods.__init__(self, lambda: self._lane.loop, log.state_now)
         self._backlogs = BacklogWatch(settings.broker_name, log, lambda: store.storage, self._change)
         self._read_from = store.present()
         """The storage actor from which this broker read its current state, and the epoch in which that actor was the
@@ -143,8 +145,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self,
             self._commit_soon,
             ray.util.get_node_ip_address(),
-            {**self._answered_later, "take_questions": self._take_questions_soon},
+            {**self._answered_later, "take_questions": self._take_questions_soon, **self._direct_answered_later},
             settings.options,
+            self._direct_connection,
         )
         self._direct = DirectAppends(self._lane.loop, records, node_id)
         log.write_by(self._direct)
@@ -167,6 +170,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             raymq.__version__,
             self._lane.requests,
             self._backlogs,
+            self._direct_figures,
         )
         self._metrics = MetricsThread(
             settings.metrics,

@@ -73,12 +73,14 @@ class BrokerMetrics:
         version: str,
         requests: Callable[[], Sequence[RequestFigures]],
         backlogs: BacklogWatch,
+        direct: Callable[[], tuple[Mapping[str, int], int, int]],
     ) -> None:
         """`version`: raymq's version, used as the label of clients. `requests` returns metrics of the calls that wait
-        for a thread of the broker's lane (direct socket connection)."""
+        for a thread of the broker's lane (direct socket connection). `direct` returns figures of the requests that are
+        not stored (DirectMethods._direct_figures)."""
         self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
         self._client_labels = {"language": LANGUAGE, "version": version}
-        self._requests, self._backlogs = requests, backlogs
+        self._requests, self._backlogs, self._direct = requests, backlogs, direct
         self._behind: set[_Pair] = set()
         """The (group, topic) pairs that had unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
@@ -92,6 +94,7 @@ class BrokerMetrics:
         """Report the broker's own metrics. Before the broker's state is loaded, report only the calls that wait in the
         broker's lane (direct socket connection)."""
         report_requests(reporter, self._requests())
+        self._report_direct(reporter)
         if not self._log.is_ready:
             return
         state = self._log.ready()
@@ -176,6 +179,14 @@ class BrokerMetrics:
         )
         for (group, topic), messages in leased.items():
             reporter.gauge("raymq_pop_leased_messages", messages, consumer_group=group, topic=topic)
+
+    def _report_direct(self, reporter: Reporter) -> None:
+        ends, still_open, threads = self._direct()
+        for end, total in ends.items():
+            reporter.count("raymq_direct_requests", total, result=end)
+        if ends or threads:
+            reporter.gauge("raymq_direct_requests_open", still_open)
+            reporter.gauge("raymq_direct_request_threads", threads)
 
     def _report_backlogs(self, reporter: Reporter) -> None:
         for _, backlog in self._backlogs.backlogs():

@@ -20,7 +20,7 @@ from raymq.common.protocol.stats import RequestFigures
 from raymq.remoting.broker_client import LANE_RESULTS
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import ControlCalls, encode_result
-from raymq.remoting.lane.connection import LaneRequest
+from raymq.remoting.lane.connection import Context, LaneRequest
 from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
@@ -83,9 +83,10 @@ class BrokerLane:
         host: str,
         at_once: Mapping[str, Callable[..., None]] | None = None,
         options: BrokerOptions = DEFAULT_OPTIONS,
+        contexts: Callable[[], Context | None] = lambda: None,
     ) -> None:
         """`at_once`: non-blocking methods that send their answers themselves. They replace `broker`'s methods of the
-        same names.
+        same names. `contexts` makes the state of each connection for these methods.
 
         `options`: how many calls of the other methods may wait for a thread, and how long.
         """
@@ -95,7 +96,8 @@ class BrokerLane:
         self._heartbeats, self._others = self._pool.queues["heartbeat"], self._pool.queues["client"]
         methods = {name: getattr(broker, name) for name in LANE_RESULTS if name not in answered_later}
         calls = ControlCalls(methods, self._call_soon, answered_later, guard=lane_guard())
-        self._host, self._server = host, LaneServer(label, {FrameKind.CALL: calls}, users=lane_users())
+        self._host = host
+        self._server = LaneServer(label, {FrameKind.CALL: calls}, contexts=contexts, users=lane_users())
         self._pool.refuse_by(self._server.loop)
 
     @property

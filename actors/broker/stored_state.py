@@ -107,6 +107,10 @@ class StoredState:
             raise self._not_ready()
         return self._state
 
+    def state_now(self) -> BrokerState | None:
+        """Return the broker's state, for reading, without a wait; None if the state is not read from the store yet."""
+        return self._state if self._ready.is_set() else None
+
     def _not_ready(self) -> ServiceNotAvailableError:
         return ServiceNotAvailableError(f"broker {self._broker_name!r} is starting and waits for: {self.waiting_for}")
 

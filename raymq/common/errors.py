@@ -23,7 +23,8 @@
     │   └── TopicFullError               2    retryable: a bounded topic is full
     ├── ServiceNotAvailableError        14    retryable: the server exists but cannot serve now
     │   ├── NotMasterError              14    retryable: another replica is master now
-    │   └── InSyncReplicasError          1    retryable: too few replicas have everything
+    │   ├── InSyncReplicasError          1    retryable: too few replicas have everything
+    │   └── NoListenerError             14    retryable: no listener waits for requests that are not stored
     ├── RequestTimeoutError          10006    retryable: no answer in time; the outcome is unknown
     ├── RequesterGoneError               1    a reply was stored, and nobody waits for it
     ├── CreateReplyMessageError      10007    the message to reply to is no request
@@ -431,6 +432,22 @@ class InSyncReplicasError(ServiceNotAvailableError):
             f"broker group {self.broker_name!r} has {self.in_sync} replica(s) in sync, fewer than "
             f"min_in_sync_replicas ({self.wanted}), so nothing was stored; `raymq status` shows the missing "
             "replicas"
+        )
+
+
+class NoListenerError(ServiceNotAvailableError):
+    """No listener waits for requests of a topic that are not stored (``durable=False``). The request was not
+    executed."""
+
+    def __init__(self, topic: str, tag: str = "") -> None:
+        super().__init__(topic, tag)
+        self.topic, self.tag = topic, tag
+
+    def __str__(self) -> str:
+        tag = f" with tag {self.tag!r}" if self.tag else ""
+        return (
+            f"no listener waits for requests with durable=False of topic {self.topic!r}{tag}, so the request was not "
+            "executed: start a push consumer with request_threads=1 or more, or send a durable request"
         )
 
 

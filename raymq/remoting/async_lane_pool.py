@@ -121,6 +121,11 @@ class AsyncLanePool:
             self._drop(description)
             raise lane_broken(what, self._name, error) from error
 
+    async def ready(self, what: str, timeout_s: float) -> None:
+        """Wait until a lane takes the call `what`. Without an await before it, the next `call` uses this lane. Raises
+        ClientStateError after `close`, and ServiceNotAvailableError or RequestTimeoutError if no lane can be opened."""
+        await self._take(what, time.monotonic() + timeout_s, timeout_s)
+
     async def _take(self, what: str, deadline_s: float, timeout_s: float) -> AsyncLane:
         """Return a lane that takes a call. Opens one, with retries until the deadline, but at most for
         OPEN_PATIENCE_S. Raises like `call`; nothing was sent then."""

@@ -28,6 +28,7 @@ from raymq.common.protocol.pop import LeasedRange, ReceiveAnswer
 from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.async_lane_pool import AsyncLanePool
+from raymq.remoting.direct_requests import DirectDelivery
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
 from raymq.remoting.lane.client import Lane, open_anywhere
@@ -59,6 +60,8 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "ack_messages": int,
     "change_invisible": list[LeasedRange | None],
     "extend_invisible": list[bool],
+    "ask_listener": bytes,
+    "take_requests": DirectDelivery | None,
 }
 """The methods that a broker serves over lanes (direct socket connections), with their result types."""
 LAST_ANSWER_S: Final = 5.0
@@ -238,9 +241,19 @@ class AsyncBrokerClient:
         or ServiceNotAvailableError if no answer arrives; the call may have run. Raises SystemBusyError if too many
         calls are unanswered.
         """
-        kind = LANE_RESULTS[method]
-        answer = await self._lanes.call(method, FrameKind.CALL, (encode_call(method, args),), timeout_s, leave)
-        return decode_result(answer.payload, kind)
+        return await self.call_encoded(method, encode_call(method, args), timeout_s=timeout_s, leave=leave)
+
+    async def call_encoded(
+        self, method: str, call: bytes, *, timeout_s: float, leave: asyncio.Future[None] | None = None
+    ) -> Any:
+        """Make the call of a method in LANE_RESULTS that is encoded already. Otherwise as `call`."""
+        answer = await self._lanes.call(method, FrameKind.CALL, (call,), timeout_s, leave)
+        return decode_result(answer.payload, LANE_RESULTS[method])
+
+    async def ready(self, method: str, timeout_s: float) -> None:
+        """Wait until a lane to the broker is free for the call of a method, which must follow without an await. Raises
+        ServiceNotAvailableError or RequestTimeoutError if no lane can be opened; nothing was sent then."""
+        await self._lanes.ready(method, timeout_s)
 
     def close(self) -> None:
         """Close the connections, and end all calls with an error. Idempotent."""

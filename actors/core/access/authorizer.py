@@ -154,9 +154,14 @@ def _weigh_send(arguments: Sequence[Any]) -> tuple[int, int]:
     return len(arguments[1]), 1
 
 
+def _weigh_direct(arguments: Sequence[Any]) -> tuple[int, int]:
+    return len(arguments[0].request), 1
+
+
 WEIGHTS: Final[Mapping[str, Callable[[Sequence[Any]], tuple[int, int]]]] = {
     "append": _weigh_batches,
     "send": _weigh_send,
+    "ask_listener": _weigh_direct,
 }
 """For each method that sends messages: a function that returns the total bytes and the number of messages in a call's
 arguments."""

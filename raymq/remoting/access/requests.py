@@ -181,6 +181,10 @@ def _instance(given: Sequence[Any]) -> Iterable[Need]:
     return [_on_group(InstanceName.parse(given[0]).group, _SUB)]
 
 
+def _direct_turn(given: Sequence[Any]) -> Iterable[Need]:
+    return [_on_group(given[0].group, _SUB), *(_on_topic(topic, _SUB) for topic in given[0].topics)]
+
+
 def _members(given: Sequence[Any]) -> Iterable[Need]:
     for group, heartbeat in given[0]:
         yield _on_group(group, _SUB)
@@ -226,6 +230,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.pull": _group_and_topic(_SUB),
     "Broker.send_back": _group(_SUB),
     "Broker.replay": _group(Action.UPDATE),
+    "Broker.ask_listener": Rule(lambda given: [_sending(given[0].topic)]),
+    "Broker.take_requests": Rule(_direct_turn),
     "Broker.start_receiving": _group_and_topics(_SUB),
     "Broker.receive_messages": Rule(_receive),
     "Broker.ack_messages": Rule(_leases),
@@ -339,7 +345,7 @@ OVER_LANES_ONLY: Final = frozenset(
         *("Storage.next_sequences", "Storage.report_damage", "Storage.query_by_unique_ids"),
         *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
         "Broker.extend_invisible",
-        "Broker.take_questions",
+        *("Broker.take_questions", "Broker.ask_listener", "Broker.take_requests"),
     }
 )
 """The requests that have a rule but no actor method, because clients send them only over lanes (direct socket

@@ -133,6 +133,12 @@ _broker(_C, "refused_messages", "topic", "messages",
     "Messages refused by full topics. Each attempt of a waiting producer counts.")
 _broker(_C, "skipped_messages", "consumer_group topic", "messages",
     "Messages skipped by groups. A full topic with the policy drop moved the groups' offsets.")
+_broker(_C, "direct_requests", "result", "requests",
+    "Requests that were not stored, by their end. See request-reply.md.")
+_broker(_G, "direct_requests_open", "", "requests",
+    "Open requests that are not stored. They wait for a listener, or a listener has them.")
+_broker(_G, "direct_request_threads", "", "threads",
+    "Listener threads for requests not stored. Each of them works on one request at a time.")
 _broker(_G, "dead_letters", "consumer_group", "messages", "Dead letters that were not replayed.")
 _broker(_G, "producer_connections", "language version", "clients",
     "Connected producers. Each producer sends heartbeats to every broker: take the maximum over brokers.", "=")

@@ -206,6 +206,15 @@ ROWS: Final = (
         collapsed=True,
     ),
     Row(
+        "Requests that are not stored",
+        (
+            _panel(_of("raymq_direct_requests", "result")),
+            _panel(_of("raymq_direct_requests_open", "broker", how=total)),
+            _panel(_of("raymq_direct_request_threads", "broker", how=total)),
+        ),
+        collapsed=True,
+    ),
+    Row(
         "Delayed messages",
         (
             _panel(_of("raymq_timing_messages", "topic", how=total)),

@@ -91,9 +91,11 @@ class World:
         log: Any = Log(self)
         store: Any = self.store
         self.monitor = BrokerMonitor(log, lambda: store, BrokerOptions(), print)
+        self.direct: tuple[dict[str, int], int, int] = ({}, 0, 0)
         self.backlogs = BacklogWatch("broker-a", log, lambda: store, print)
         self.metrics = BrokerMetrics(
-            log, self.monitor, lambda: store, lambda: self.clients, "1.2.3", lambda: [WAITING], self.backlogs
+            *(log, self.monitor, lambda: store, lambda: self.clients, "1.2.3", lambda: [WAITING], self.backlogs),
+            lambda: self.direct,
         )
         self.reporter = Reporter("c", "broker-a")
 
@@ -202,6 +204,17 @@ def test_creations_are_timed(world, ray_metrics):
     world.metrics.report(world.reporter)
     for status in ("success", "failure"):
         assert ray_metrics.value(f"{TOPIC_CREATION}_count", invocation_status=status) == 1
+
+
+def test_requests_that_are_not_stored_are_reported_after_the_first_of_them(world, ray_metrics):
+    world.reporter.report(world.metrics.report, world.metrics.report_lags)
+    assert not ray_metrics.series("raymq_direct_requests_open")
+    world.direct = ({"replied": 7, "no_listener": 1}, 2, 3)
+    world.reporter.report(world.metrics.report, world.metrics.report_lags)
+    assert ray_metrics.value("raymq_direct_requests", result="replied") == 7
+    assert ray_metrics.value("raymq_direct_requests", result="no_listener") == 1
+    assert ray_metrics.value("raymq_direct_requests_open") == 2
+    assert ray_metrics.value("raymq_direct_request_threads") == 3
 
 
 def test_before_the_state_is_read_only_the_lane_has_figures(world, ray_metrics):

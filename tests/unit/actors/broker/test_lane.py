@@ -22,6 +22,7 @@ from actors.broker.pop.methods import PopMethods
 from actors.broker.pop.receives import Receives
 from actors.broker.state_log import StateLog
 from actors.core.broker.client_registry import ClientRegistry
+from actors.members.direct_methods import DirectMethods
 from actors.members.methods import QuestionMethods
 from actors.transactions.methods import TransactionMethods
 from raymq.common.config.cluster import BrokerOptions
@@ -58,7 +59,7 @@ TIMEOUT_S = 10.0
 FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
-class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
+class LocalBroker(PopMethods, TransactionMethods, QuestionMethods, DirectMethods):
     """Fake of a broker's actor without Ray, on a fake store that keeps state records. The queues of the fake store hold
     the offsets 3 to 9."""
 
@@ -76,13 +77,14 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         PopMethods.__init__(self, settings, log, store, monitor, no_receives)
         TransactionMethods.__init__(self, store, lambda topic: None)
         QuestionMethods.__init__(self, lambda: self.lane.loop)
+        DirectMethods.__init__(self, lambda: self.lane.loop, log.state_now)
         self.clients = ClientRegistry()
         self.lane = self.open_lane()
 
     @property
     def later(self) -> dict[str, Any]:
         """Return the broker's methods that answer a request after the handler has returned, by method name."""
-        return {**self._answered_later, "take_questions": self._take_questions_soon}
+        return {**self._answered_later, "take_questions": self._take_questions_soon, **self._direct_answered_later}
 
     def open_lane(self) -> BrokerLane:
         self.lane = BrokerLane("test", self, self._commit_soon, "127.0.0.1", self.later)

@@ -67,6 +67,8 @@ def named(**values: object) -> SimpleNamespace:
         ("Broker.send", ("orders", b"x"), ["Pub on Topic:orders"]),
         ("Broker.pull", ("g", "orders"), ["Sub on Group:g", "Sub on Topic:orders"]),
         ("Broker.receive_messages", (named(group="g", topics=("a",)),), ["Sub on Group:g", "Sub on Topic:a"]),
+        ("Broker.ask_listener", (named(topic="a"),), ["Pub on Topic:a"]),
+        ("Broker.take_requests", (named(group="g", topics={"a": ()}),), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Broker.ack_messages", ("g", [named(topic="a")]), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Broker.extend_invisible", ("g", [named(topic="a")], 1), ["Sub on Group:g", "Sub on Topic:a"]),
         ("Broker.commit_offsets", ("g", {"a": {}}), ["Sub or Update on Group:g", "Sub or Update on Topic:a"]),

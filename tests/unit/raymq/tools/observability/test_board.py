@@ -26,6 +26,7 @@ def test_rows_have_the_expected_titles():
         "Consume and lag",
         "Dead letters",
         "Bounded topics",
+        "Requests that are not stored",
         "Delayed messages",
         "Transactions and receives",
         "Storage",
@@ -74,7 +75,7 @@ def test_charts_of_a_row_have_different_titles():
             titles.append([])
         else:
             titles[-1].append(panel["title"])
-    assert len(titles) == 12
+    assert len(titles) == 13
     assert all(len(set(row)) == len(row) for row in titles)
 
 
