@@ -554,6 +554,7 @@ class Client(Closing):
         from raymq.client.consumer.push.consumer import PushConsumer
         from raymq.client.consumer.share.feed import ShareFeed
         from raymq.client.request.replier import ListenerReplier, listener_trace
+        from raymq.client.request.request_threads import RequestThreads
 
         self._check_open()
         if consume_timestamp_ms is None:
@@ -571,6 +572,7 @@ class Client(Closing):
             if self._trace is None
             else partial(listener_trace, self.names.wrap(group), self._trace.topic),
             make_shared=ShareFeed,
+            make_requests=RequestThreads,
             may_print=connected_by_raymq(),
         )
 
@@ -633,7 +635,7 @@ class Client(Closing):
 
         with self._lock:
             if self._requests is None:
-                self._requests = ClientRequests(self.routes, self.storages, self.heartbeats)
+                self._requests = ClientRequests(self.routes, self.storages, self.heartbeats, self._born_host[0])
             return self._requests
 
     def _check_open(self) -> None:

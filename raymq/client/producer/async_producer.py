@@ -37,7 +37,9 @@ from raymq.common.closing import OfProcess
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.message import Message, MessageExt, SendResult
 from raymq.common.parallel import aside, submit
+from raymq.common.protocol.request_reply import DirectRequestsInLoop
 from raymq.common.protocol.route import TopicRoute
+from raymq.remoting.direct_requests import check_direct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +71,8 @@ class AsyncProducer(OfProcess):
         self._fetching: dict[_RouteRequest, asyncio.Task[TopicRoute]] = {}
         self._calls = ThreadPoolExecutor(BLOCKING_CALLS_MAX, f"calls-{producer.group}")
         self._closed = False
+        self._direct: DirectRequestsInLoop | None = None
+        """The requests that are not stored; None before the first of them."""
 
     @property
     def group(self) -> str:
@@ -117,9 +121,17 @@ class AsyncProducer(OfProcess):
             await self._hand_over([message], where, None)
 
     async def request(
-        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+        self,
+        message: Message,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        durable: bool = True,
+        **where: Unpack[DestinationOptions],
     ) -> MessageExt:
-        """Send a message, and await the reply (`Producer.request`). If the call is cancelled, the reply is dropped."""
+        """Send a message, and await the reply (`Producer.request`). If the call is cancelled, the reply is dropped.
+        With ``durable=False`` no thread waits."""
+        if not durable:
+            return await self._request_directly(message, timeout_s, where)
         pending = await self._call(self._producer.begin_request, message, timeout_s)
         try:
             await self.send(pending.message, timeout_s=timeout_s, **where)
@@ -128,6 +140,16 @@ class AsyncProducer(OfProcess):
             # Call `abandon` in a helper thread, because it takes the lock that guards all requests. If a signal handler
             # interrupted `abandon`, the lock would stay held.
             aside(pending.abandon)
+
+    async def _request_directly(self, message: Message, timeout_s: float, where: DestinationOptions) -> MessageExt:
+        """Send a request with ``durable=False`` from the running event loop, and await the reply."""
+        destination_of(where)
+        topic = self._pipeline.check([message])
+        check_direct(message, where)
+        route = await self._route(topic, False, timeout_s)
+        if self._direct is None:
+            self._direct = self._producer._direct_requests().in_loop()
+        return await self._direct.request(route, self._producer.names.wrap(topic), message, timeout_s)
 
     async def reply(
         self,
@@ -164,6 +186,8 @@ class AsyncProducer(OfProcess):
 
     async def close(self) -> None:
         """Flush the messages, then stop the sender threads (`Producer.close`). Idempotent."""
+        if self._direct is not None:
+            self._direct.close()
         if not self._closed:
             await self._call(self._producer.close)
             self._closed = True

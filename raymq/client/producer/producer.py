@@ -32,7 +32,7 @@ from raymq.client.producer.completion import Completion
 from raymq.client.producer.hooks import SendHooks
 from raymq.client.producer.observers import SendFigures, SendObserver
 from raymq.client.producer.pipeline import SendPipeline
-from raymq.client.producer.queue_selector import DestinationOptions
+from raymq.client.producer.queue_selector import DestinationOptions, destination_of
 from raymq.client.producer.results import SendResults
 from raymq.client.producer.senders.encoder import ProducerIdentity
 from raymq.client.producer.senders.sender_context import Pauses, in_sender
@@ -43,8 +43,17 @@ from raymq.common.message import Message, MessageExt, SendResult
 from raymq.common.names import check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.parallel import aside, start_daemon
-from raymq.common.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
+from raymq.common.protocol.request_reply import (
+    DirectRequester,
+    PendingRequest,
+    Reply,
+    Requests,
+    RequestStatistics,
+    reply_message,
+)
+from raymq.common.protocol.route import TopicRoute
 from raymq.common.retry import Backoff
+from raymq.remoting.direct_requests import check_direct
 from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.recall import check_recall, send_recall
@@ -224,15 +233,28 @@ class Producer(Closing):
     # Methods for requests and replies (raymq.client.request)
 
     def request(
-        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+        self,
+        message: Message,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        durable: bool = True,
+        **where: Unpack[DestinationOptions],
     ) -> MessageExt:
         """Send a message as a request, and wait for the reply of its consumer.
+
+        With ``durable=False`` neither request nor reply is stored. A broker passes the request to one listener of a
+        push consumer with `request_threads`, and passes its reply back. So the request is executed at most once, and is
+        lost if the listener, the broker or a connection is lost. Such a request takes no destination and no delay.
+        Raises NoListenerError if no listener waits for such requests, ListenerError if the listener fails or returns no
+        reply, and ServiceNotAvailableError if the request, which may have been executed, was lost.
 
         Raises RequestTimeoutError if no reply arrives within `timeout_s`, which includes the send. The consumer may
         still have processed the request; a late reply is dropped. Raises SystemBusyError if REQUESTS_MAX requests of
         this client already wait. If sending fails, raises the errors of `send`, and waits for no reply.
         """
         _refuse_in_callback("request")
+        if not durable:
+            return self._direct_requests().request(*self._begin_direct(message, timeout_s, where), message, timeout_s)
         pending = self.begin_request(message, timeout_s)
         try:
             self.send(pending.message, timeout_s=timeout_s, **where)
@@ -242,11 +264,19 @@ class Producer(Closing):
         return pending.result()
 
     def request_async(
-        self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
+        self,
+        message: Message,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        durable: bool = True,
+        **where: Unpack[DestinationOptions],
     ) -> Future[MessageExt]:
         """Send a request as `send_async` does, and return a future of the reply. The future has the reply that
         `request` would return, or the error that it would raise. It cannot be cancelled. Its callbacks run in a thread
         that receives replies: they should be short."""
+        if not durable:
+            begun = self._begin_direct(message, timeout_s, where)
+            return self._direct_requests().request_later(*begun, message, timeout_s)
         pending = self.begin_request(message, timeout_s)
         try:
             self.send_async(pending.message, **where).add_done_callback(pending.sent)
@@ -258,12 +288,29 @@ class Producer(Closing):
     def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
         """Register a request, so that its reply can be passed to the caller. The caller must send the request's message
         after this call. The first request to a broker group also makes remote calls."""
+        topic = self.pipeline.check([message])
+        return self._requests_of_client().begin(self.pipeline.route(topic, timeout_s, keyed=False), message, timeout_s)
+
+    def _begin_direct(self, message: Message, timeout_s: float, where: DestinationOptions) -> tuple[TopicRoute, str]:
+        """Check a request with ``durable=False``. Returns the route and the stored name of its topic. Raises
+        InvalidArgumentError if only a stored message can be as requested, and the errors of `SendPipeline.check` and
+        `SendPipeline.route`."""
+        destination_of(where)
+        topic = self.pipeline.check([message])
+        check_direct(message, where)
+        return self.pipeline.route(topic, timeout_s, keyed=False), self.names.wrap(topic)
+
+    def _direct_requests(self) -> DirectRequester:
+        """Return the requests of the client that are not stored. Raises ClientStateError if this kind of producer
+        cannot send requests."""
+        return self._requests_of_client().direct
+
+    def _requests_of_client(self) -> Requests:
         if self._requests is None:
             raise ClientStateError(
                 "this kind of producer cannot send requests; create a producer with client.producer(...)"
             )
-        topic = self.pipeline.check([message])
-        return self._requests().begin(self.pipeline.route(topic, timeout_s, keyed=False), message, timeout_s)
+        return self._requests()
 
     def reply(
         self,

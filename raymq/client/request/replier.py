@@ -39,6 +39,24 @@ MIN_SEND_S: Final = 1.0
 deadline is a time of another machine's clock."""
 
 
+def replies_of(messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> tuple[Sequence[Reply | None], str]:
+    """Return the replies that a listener returned for these messages, one or None for each message, and an empty
+    string. If `answer` is not a valid reply, returns no replies, and the reason."""
+    answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
+    if len(answers) != len(messages):
+        return (), (
+            f"the listener returned {len(answers)} answer(s) for {len(messages)} messages: return a list that "
+            "has a raymq.reply(...) or None for each message"
+        )
+    replies = [one for one in answers if isinstance(one, Reply | None)]
+    if len(replies) != len(answers):
+        wrong = sorted({type(one).__name__ for one in answers if not isinstance(one, Reply | None)})
+        return (), (
+            f"the listener returned a list with {', '.join(wrong)}: each element must be a raymq.reply(...) or None"
+        )
+    return replies, ""
+
+
 class ListenerReplier:
     """Sends the replies of one listener's process. Thread-safe. Connects when it sends the first reply.
 
@@ -57,22 +75,11 @@ class ListenerReplier:
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
         """Send the replies that a listener returned for these messages. Returns the reason why `answer` is not a valid
         reply; empty if it is valid. Never raises."""
-        answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
-        if len(answers) != len(messages):
-            return (
-                f"the listener returned {len(answers)} answer(s) for {len(messages)} messages: return a list that "
-                "has a raymq.reply(...) or None for each message"
-            )
-        wrong = {type(one).__name__ for one in answers if not isinstance(one, Reply | None)}
-        if wrong:
-            return (
-                f"the listener returned a list with {', '.join(sorted(wrong))}: each element must be a "
-                "raymq.reply(...) or None"
-            )
-        for message, one in zip(messages, answers, strict=True):
-            if isinstance(one, Reply):
+        replies, wrong = replies_of(messages, answer)
+        for message, one in zip(messages, replies, strict=not wrong):
+            if one is not None:
                 self._reply(message, one)
-        return ""
+        return wrong
 
     def statistics(self) -> ReplyStatistics:
         """Return the number of replies so far, by their outcome."""

@@ -1,5 +1,6 @@
 """ClientRequests: the requests of a client's producers, from the registration of a request to its reply.
 
+direct    a request with durable=False travels over lanes only (direct.py)
 begin     watch the reply queue ▶ the request waits (pending.py) ▶ the producer sends it
 reply     a listener or a producer appends the reply to that queue ▶ reply_watch.py ▶ the request completes
 """
@@ -12,6 +13,7 @@ import time
 import uuid
 from typing import Final
 
+from raymq.client.request.direct import DirectRequests
 from raymq.client.request.pending import PendingRequests, WaitingRequest
 from raymq.client.request.reply_watch import IDLE_AFTER_S, ReplyWatch
 from raymq.common.errors import InvalidArgumentError, RaymqError, RequesterGoneError
@@ -63,8 +65,10 @@ class RequesterLiveness:
 class ClientRequests:
     """Registers the requests of one client's producers, and reads their replies. Thread-safe."""
 
-    def __init__(self, routes: RouteCache, storages: StorageClients, heartbeats: Heartbeats) -> None:
+    def __init__(self, routes: RouteCache, storages: StorageClients, heartbeats: Heartbeats, host: str = "") -> None:
+        """`host`: the address of this node."""
         self._heartbeats = heartbeats
+        self._direct = DirectRequests(heartbeats.client_id, host)
         self._pending = PendingRequests()
         self._liveness = RequesterLiveness()
         self._watch = ReplyWatch(
@@ -96,6 +100,11 @@ class ClientRequests:
             self._watch.wake()
         return pending
 
+    @property
+    def direct(self) -> DirectRequests:
+        """The requests of this client that are not stored."""
+        return self._direct
+
     def check_present(self, request: MessageExt) -> None:
         """Check that the client that sent `request` is still connected. Raises RequesterGoneError if the broker reports
         that this client has disconnected."""
@@ -105,10 +114,11 @@ class ClientRequests:
 
     def statistics(self) -> RequestStatistics:
         """Return the numbers of this client's requests so far, by their outcome."""
-        return self._pending.statistics()
+        return self._direct.statistics(self._pending.statistics())
 
     def close(self) -> None:
         """Fail all waiting requests, and stop the threads that read replies and expire requests. Idempotent."""
+        self._direct.close()
         self._pending.close()
         self._watch.close()
 

@@ -80,9 +80,10 @@ class RequestStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReplyStatistics:
-    """Counts of the replies of a listener or a producer since its creation. `sent`: stored replies. `gone`: stored
-    replies to clients that no longer exist. `unsent`: replies that could not be stored within their request's time
-    limit. `no_request`: replies that were dropped, because the message was not a request."""
+    """Counts of the replies of a listener or a producer since its creation. `sent`: stored replies, and replies to
+    requests with ``durable=False`` that a broker has got. `gone`: stored replies to clients that no longer exist.
+    `unsent`: replies that could not be stored within their request's time limit, or that no broker has got.
+    `no_request`: replies that were dropped, because the message was not a request."""
 
     sent: int = 0
     gone: int = 0
@@ -114,11 +115,38 @@ class PendingRequest(Protocol):
         arrive in time."""
 
 
+class DirectRequestsInLoop(Protocol):
+    """The requests with ``durable=False`` that one event loop sends (raymq.client.request.direct)."""
+
+    async def request(self, route: TopicRoute, topic: str, message: Message, timeout_s: float) -> MessageExt:
+        """Send a request, and await the reply. `topic`: the topic's stored name."""
+
+    def close(self) -> None:
+        """Close the connections of this event loop."""
+
+
+class DirectRequester(Protocol):
+    """The requests with ``durable=False`` of a client, which are never stored (raymq.client.request.direct)."""
+
+    def request(self, route: TopicRoute, topic: str, message: Message, timeout_s: float) -> MessageExt:
+        """Send a request, and wait for the reply. `topic`: the topic's stored name."""
+
+    def request_later(self, route: TopicRoute, topic: str, message: Message, timeout_s: float) -> Future[MessageExt]:
+        """Send a request, and return a future of the reply."""
+
+    def in_loop(self) -> DirectRequestsInLoop:
+        """Return an object that sends requests from the running event loop."""
+
+
 class Requests(Protocol):
     """Protocol of a client's open requests, for the client's producers (raymq.client.request.requests)."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> PendingRequest:
         """Start waiting for the reply to a message. `route`: the route of the message's topic."""
+
+    @property
+    def direct(self) -> DirectRequester:
+        """The client's requests that are not stored."""
 
     def check_present(self, request: MessageExt) -> None:
         """Raise RequesterGoneError if the broker reports that the client that sent the request no longer

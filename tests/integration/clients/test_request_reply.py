@@ -4,6 +4,7 @@ arrive late."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -93,5 +94,90 @@ def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.
         assert answer.system_properties["CORRELATION_ID"] == request.system_properties["CORRELATION_ID"]
 
 
-def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
-    assert_prints_what_it_says("request-reply.md")
+@pytest.mark.parametrize("mode", ["queue", "share", "orderly"])
+def test_one_listener_answers_stored_requests_and_requests_that_are_not_stored(
+    mq: raymq.Client, topic: str, mode: str
+) -> None:
+    how: dict[str, Any] = {"consume_mode": "share"} if mode == "share" else {"orderly": mode == "orderly"}
+    consumer = mq.push_consumer(f"direct-{uuid4().hex[:8]}", request_threads=4, **how).subscribe(topic)
+    with consumer.on_message(upper).start(instances=2) as running, mq.producer() as producer:
+        stored = sum(queue.max_offset for queue in mq.admin.describe_topic(topic))
+        hello = raymq.Message(topic, b"hello")
+        answer = producer.request(hello, durable=False, timeout_s=REQUEST_S)
+        assert (answer.body, answer.keys, answer.properties) == (b"HELLO", ("k",), {"by": "upper"})
+        futures = [
+            producer.request_async(raymq.Message(topic, b"n%d" % n), durable=False, timeout_s=REQUEST_S)
+            for n in range(100)
+        ]
+        assert [future.result(REQUEST_S).body for future in futures] == [b"N%d" % n for n in range(100)]
+        assert sum(queue.max_offset for queue in mq.admin.describe_topic(topic)) == stored
+        assert producer.request(hello, timeout_s=REQUEST_S).body == b"HELLO"
+        eventually(lambda: running.reply_statistics().sent == 102, "the counts of replies")
+        running.suspend()
+        eventually(lambda: not answered(producer, hello), "the end of the taking of requests")
+        running.resume()
+        eventually(lambda: answered(producer, hello), "a reply after the consumer was resumed")
+    with mq.producer() as producer, pytest.raises(raymq.NoListenerError):
+        producer.request(hello, durable=False, timeout_s=REQUEST_S)
+
+
+def answered(producer: raymq.Producer, message: raymq.Message) -> bool:
+    try:
+        return producer.request(message, durable=False, timeout_s=REQUEST_S).body == message.body.upper()
+    except raymq.NoListenerError:
+        return False
+
+
+def test_a_killed_listener_gives_an_error_and_its_next_process_answers_again(mq: raymq.Client, topic: str) -> None:
+    def slow_or_ended(message: MessageExt) -> object:
+        import os
+
+        import raymq
+
+        if message.body == b"end":
+            os._exit(1)
+        return raymq.reply(message.body.upper())
+
+    consumer = mq.push_consumer(f"killed-{uuid4().hex[:8]}", request_threads=2).subscribe(topic)
+    with consumer.on_message(slow_or_ended).start(), mq.producer() as producer:
+        with pytest.raises(raymq.ServiceNotAvailableError, match="may have been executed"):
+            producer.request(raymq.Message(topic, b"end"), durable=False, timeout_s=REQUEST_S)
+        eventually(lambda: answered(producer, raymq.Message(topic, b"again")), "a reply of the restarted listener")
+
+
+def test_asyncio_and_a_program_in_a_namespace_send_requests_that_are_not_stored(mq: raymq.Client) -> None:
+    name = f"direct-{uuid4().hex[:8]}"
+    with raymq.connect(namespace=f"team-{uuid4().hex[:6]}") as team:
+        team.admin.create_topic(name, queues=1)
+        consumer = team.push_consumer("answers", request_threads=1).subscribe(name, "A")
+
+        async def ask() -> list[bytes]:
+            async with team.async_producer() as producer:
+                requests = [
+                    producer.request(raymq.Message(name, b"n%d" % n, "A"), durable=False, timeout_s=REQUEST_S)
+                    for n in range(50)
+                ]
+                return [reply.body for reply in await asyncio.gather(*requests)]
+
+        with consumer.on_message(lambda message: raymq.reply(message.topic.encode())).start():
+            assert asyncio.run(ask()) == [name.encode()] * 50
+            with team.producer() as producer, pytest.raises(raymq.NoListenerError, match=f"'{name}' with tag 'B'"):
+                producer.request(raymq.Message(name, b"?", "B"), durable=False, timeout_s=REQUEST_S)
+
+
+def test_only_a_stored_request_has_a_queue_or_a_delay(mq: raymq.Client, topic: str) -> None:
+    with mq.producer() as producer:
+        for message, where in (
+            (raymq.Message(topic, b"?"), {"sharding_key": "k"}),
+            (raymq.Message(topic, b"?", delay_level=1), {}),
+            (raymq.Message(topic, b"?", light_queues=["q"]), {}),
+        ):
+            with pytest.raises(raymq.InvalidArgumentError, match="is stored in no queue"):
+                producer.request(message, durable=False, **where)
+        with pytest.raises(TypeError, match="no option 'sharding'"):
+            producer.request_async(raymq.Message(topic, b"?"), durable=False, sharding="k")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_examples_of_the_page_print_the_documented_output(mq: raymq.Client, index: int) -> None:
+    assert_prints_what_it_says("request-reply.md", index)

@@ -34,6 +34,7 @@ from raymq.remoting import actor_ref
 from raymq.remoting.access.users import gateway_secret, make_user
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.broker_client import broker_client
+from raymq.remoting.direct_requests import DirectTurn
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task_messages import state_message
 from tests.support.clusters.access import (
@@ -219,6 +220,17 @@ def asked(topic: str, group: str) -> Callable[[raymq.Client], Any]:
     return work
 
 
+def asked_directly(topic: str, group: str) -> Callable[[raymq.Client], Any]:
+    """Return a function as `asked` does, for a request that is not stored."""
+
+    def work(client: raymq.Client) -> Any:
+        consumer = client.push_consumer(group, request_threads=1).subscribe(topic)
+        with consumer.on_message(lambda message: raymq.reply(b"pong")).start(), client.producer() as producer:
+            return producer.request(raymq.Message(topic, b"ping"), durable=False, timeout_s=60).body
+
+    return work
+
+
 def read_by_ray_data(topic: str) -> Callable[[raymq.Client], Any]:
     def work(client: raymq.Client) -> Any:
         from raymq.data import read_topic
@@ -238,6 +250,23 @@ def test_a_user_with_rights_uses_delays_transactions_and_requests(mq: raymq.Clie
     with pytest.raises(AccessDeniedError, match="raymq_REPLY_TOPIC"):
         as_user(TEAM, lambda client: client.admin.pull(raymq.MessageQueue("raymq_REPLY_TOPIC", "broker-a", 0), 0))
     assert mq.admin.query_by_id("orders", later) == []
+
+
+def test_requests_that_are_not_stored_need_the_rights_of_stored_ones(mq: raymq.Client) -> None:
+    assert as_user(TEAM, asked_directly("orders", "billing-direct")) == b"pong"
+
+    def ask(client: raymq.Client) -> Any:
+        with client.producer() as producer:
+            return producer.request(raymq.Message("orders", b"ping"), durable=False)
+
+    def take(client: raymq.Client) -> Any:
+        turn = DirectTurn("billing-direct", "pull-billing-direct-0", {"orders": ()}, 0)
+        return broker_client("broker-a").call("take_requests", turn, timeout_s=CALL_S)
+
+    for work, right in ((ask, "Pub on Topic:orders"), (take, "Sub on Group:billing-direct")):
+        with pytest.raises(AccessDeniedError, match=right):
+            as_user(OTHER, work)
+    assert as_user(TEAM, take) is None
 
 
 def test_a_trace_is_written_by_who_may_not_read_it(mq: raymq.Client) -> None:

@@ -14,12 +14,11 @@ from tests.support.clusters.cluster import user_environment
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def assert_prints_what_it_says(page: str) -> None:
-    """Run the example of docs/`page` in a separate process that connects to this process's cluster. Checks that the
-    program prints the output that the page shows."""
-    found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
-    assert found is not None
-    program, printed = found.groups()
+def assert_prints_what_it_says(page: str, index: int = 0) -> None:
+    """Run an example of docs/`page` in a separate process that connects to this process's cluster. Checks that the
+    program prints the output that the page shows. `index`: which of the page's programs with an output."""
+    found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    program, printed = found[index]
     assert run_program(program) == printed
 
 

@@ -303,10 +303,13 @@ class ConsumePool:
         failed = {index: _context_code(failure) for index, failure in request.failures.items()}
         self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
 
-    def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
-        """Call the listener once with a message, or a list of messages, because an administrator requested it. The call
-        runs in this thread, with the consume hooks. It belongs to no task and is not counted in metrics. A reply that
-        the listener returns is sent. A coroutine is cancelled after the consume timeout.
+    def call_directly(
+        self, call: MessageExt | list[MessageExt], replier: Replier | None = None
+    ) -> tuple[str, str, float]:
+        """Call the listener once with a message, or a list of messages, because an administrator requested it, or for a
+        request that is not stored. The call runs in this thread, with the consume hooks. It belongs to no task and is
+        not counted in metrics. A coroutine is cancelled after the consume timeout. A reply that the listener returns is
+        passed to `replier`; without it, the reply is stored.
 
         Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised), the reason of a
         failure, and the duration in ms.
@@ -317,7 +320,7 @@ class ConsumePool:
         call_hooks(self._hooks, "before", context)
         begun_s, raised = time.monotonic(), False
         try:
-            failure = self._judged(request, 0, self._handler(call))
+            failure = self._judged(request, 0, self._handler(call), replier=replier)
         except BaseException:  # catch all exceptions of user code, which may raise SystemExit
             failure, raised = _raised(request, 0), True
         took_ms = (time.monotonic() - begun_s) * 1000
@@ -347,13 +350,18 @@ class ConsumePool:
         return failure
 
     def _judged(
-        self, request: ConsumeRequest, index: int, answer: Any, worker: _Worker | None = None
+        self,
+        request: ConsumeRequest,
+        index: int,
+        answer: Any,
+        worker: _Worker | None = None,
+        replier: Replier | None = None,
     ) -> Failure | None:
         """Return the failure that the listener's return value means; None if the messages were consumed. If the return
         value is awaitable, it is awaited first, and its exceptions are raised."""
         if not isinstance(answer, ConsumeStatus) and inspect.isawaitable(answer):
             answer = self._awaited(answer, worker)
-        failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
+        failure = judge(answer, request.messages_of(index), request.calls[index], replier or self._replier)
         if failure is not None and failure.unknown:
             logger.error(
                 "group %s rejects an answer of its listener for topic %s: %s",

@@ -22,6 +22,7 @@ from raymq.client.consumer.push.listener import (
     BatchHandler,
     ListenerActor,
     MessageHandler,
+    RequestAnswers,
     SharedInstance,
     ShippedListener,
     ship,
@@ -79,6 +80,7 @@ class PushOptions(TypedDict, total=False):
     invisible_s: float
     prefetch_messages: int
     prefetch_mib: int
+    request_threads: int
 
 
 class PushConsumer(OfProcess):
@@ -97,10 +99,12 @@ class PushConsumer(OfProcess):
         make_replier: Callable[[], Replier] | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
         make_shared: Callable[..., SharedInstance] | None = None,
+        make_requests: Callable[..., RequestAnswers] | None = None,
         may_print: bool = False,
     ) -> None:
         """`may_print`: True if Ray does not print in this program what the listeners print, so that raymq may.
-        `make_shared`: creates an instance of the consume mode "share" in a Listener's process."""
+        `make_shared`: creates an instance of the consume mode "share" in a Listener's process. `make_requests`: creates
+        there what answers requests that are not stored."""
         self._names = names
         check_option_names("a push consumer", options, PushOptions.__annotations__)
         self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
@@ -110,6 +114,7 @@ class PushConsumer(OfProcess):
         self._make_replier = make_replier
         self._make_trace = make_trace
         self._make_shared = make_shared if self._settings.is_shared else None
+        self._make_requests = make_requests if self._settings.request_threads else None
         self._may_print = may_print
         self._subscriptions: dict[str, Subscription] = {}
         self._leveled: set[str] = set()
@@ -244,12 +249,14 @@ class PushConsumer(OfProcess):
                     self._make_trace,
                     copy_output,
                     self._make_shared,
+                    self._make_requests,
                     access=None if user is None else ActorOwner(name, user, call_key),
                 )
             except ValueError:  # another actor has this name: try the next name
                 continue
             kind = RunningSharedInstance if settings.is_shared else RunningInstance
-            return kind(instance, listener, traced=self._make_trace is not None)
+            traced, answers = self._make_trace is not None, self._make_requests is not None
+            return kind(instance, listener, traced=traced, answers_requests=answers)
         raise AssertionError("this code cannot be reached")
 
 

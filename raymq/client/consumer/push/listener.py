@@ -22,7 +22,7 @@ import os
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, Protocol
 
 import cloudpickle
@@ -108,6 +108,16 @@ class SharedInstance(Protocol):
     def status(self) -> dict[str, Any]: ...
     def suspend(self, *, suspended: bool) -> None: ...
     def stop(self, wait_s: float) -> bool: ...
+    def call_for_request(self, message: MessageExt, replier: Replier) -> tuple[str, str, float]: ...
+
+
+class RequestAnswers(Protocol):
+    """The part of RequestThreads (raymq.client.request.request_threads) that a Listener calls."""
+
+    def begin(self, wait_s: float) -> str: ...
+    def suspend(self, *, suspended: bool) -> None: ...
+    def stop(self, wait_s: float) -> bool: ...
+    def statistics(self) -> ReplyStatistics: ...
 
 
 class Listener:
@@ -124,10 +134,12 @@ class Listener:
         make_trace: Callable[[], DeliveryTrace] | None = None,
         copy_output: bool = False,
         make_shared: Callable[..., SharedInstance] | None = None,
+        make_requests: Callable[..., RequestAnswers] | None = None,
     ) -> None:
         """Load the listener and start its threads. `user`: the identity as which this process acts until it ends.
         `make_trace`: creates the trace of deliveries. `copy_output`: copy what this process prints, for `output`.
-        `make_shared`: creates the instance in the consume mode "share"; None in the mode "queue"."""
+        `make_shared`: creates the instance in the consume mode "share"; None in the mode "queue". `make_requests`:
+        creates what answers requests that are not stored; None if the instance takes no such requests."""
         if user is not None:
             identity.take(user)
         self._output = OutputBuffer()
@@ -151,6 +163,9 @@ class Listener:
         "share"."""
         self._shared: SharedInstance | None = None
         """The instance in the mode "share"; None if the listener could not be loaded, and in the mode "queue"."""
+        self._requests: RequestAnswers | None = None
+        """Answers requests that are not stored; None if the listener could not be loaded, or takes no such
+        requests."""
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
@@ -174,11 +189,16 @@ class Listener:
                 self._shared = make_shared(handler, settings, instance.name, **how)
             else:
                 self._tasks = TaskFeed(handler, settings, **how)
+            feed = self._shared or self._tasks
+            if make_requests is not None and instance is not None and feed is not None:
+                self._requests = make_requests(settings, instance.name, feed.call_for_request)
         if instance is not None and was_restarted():
             if make_shared is None:
                 self._begin_hosting()
             elif self._shared is not None:
                 self._shared.begin(0.0)
+            if self._requests is not None:
+                self._requests.begin(0.0)
 
     def _begin_hosting(self) -> Hosted:
         """Start the thread that keeps the instance hosted by the Pull actor of this node."""
@@ -221,6 +241,23 @@ class Listener:
         """Stop the instance in the mode "share". Returns False if that takes longer than `wait_s`."""
         return self._shared is None or self._shared.stop(wait_s)
 
+    def begin_requests(self, wait_s: float) -> str:
+        """Start to take requests that are not stored, unless that has begun (RequestAnswers.begin). Raises
+        ListenerError if the listener could not be loaded."""
+        if self._requests is None:
+            raise ListenerError(f"the listener could not be loaded: {self._failure}")
+        return self._requests.begin(wait_s)
+
+    def suspend_requests(self, suspended: bool) -> None:
+        """Stop or resume to take requests that are not stored."""
+        if self._requests is not None:
+            self._requests.suspend(suspended=suspended)
+
+    def stop_requests(self, wait_s: float) -> bool:
+        """Take no further requests that are not stored. Returns False if running calls have not ended within
+        `wait_s`."""
+        return self._requests is None or self._requests.stop(wait_s)
+
     def _instance_of_share(self) -> SharedInstance:
         if self._shared is None:
             raise ListenerError(f"the listener could not be loaded: {self._failure}")
@@ -234,7 +271,8 @@ class Listener:
     def reply_statistics(self) -> ReplyStatistics:
         """Return how many of the listener's replies to requests were sent, and how many could not be sent, since this
         process began."""
-        return ReplyStatistics() if self._replier is None else self._replier.statistics()
+        parts = [one.statistics() for one in (self._replier, self._requests) if one is not None]
+        return ReplyStatistics(*map(sum, zip(*map(astuple, parts), strict=True))) if parts else ReplyStatistics()
 
     def output(self, life: str, next_line: int, wait_s: float) -> OutputPart:
         """Return lines that this process has printed, if its output is copied (OutputBuffer.take)."""
@@ -275,6 +313,6 @@ class Listener:
 
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 8
-"""Number of threads for the actor's methods. Only `hosted_by`, `output`, `begin_shared` and `stop_shared` block such a
-thread, one call each; other threads call the listener."""
+"""Number of threads for the actor's methods. Only `hosted_by`, `output` and the methods that begin or stop something
+block such a thread, one call each; other threads call the listener."""
 ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

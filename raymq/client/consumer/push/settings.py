@@ -33,6 +33,7 @@ RANGES: Final = {
     "invisible_s": NumberRange(2.0, INVISIBLE_MAX_MS / 1000),
     "prefetch_messages": NumberRange(1, 65_535),
     "prefetch_mib": NumberRange(1, 1024),
+    "request_threads": NumberRange(0, 1000),
 }
 """Allowed range of each numeric setting of a push consumer."""
 CONSUME_MODES: Final = ("queue", "share")
@@ -88,6 +89,9 @@ class PushSettings:
     the messages of an instance that died are delivered again; `prefetch_messages` and `prefetch_mib`, the most messages
     and MiB of records that an instance leases. With `orderly` the mode "share" keeps the order of each message group.
     Its retries follow the group's settings, with and without order.
+
+    `request_threads`: maximum number of concurrent listener calls per instance for requests with ``durable=False``, in
+    addition to the calls of `threads`. 0: the consumer takes no such requests.
     """
 
     group: str
@@ -116,6 +120,7 @@ class PushSettings:
     invisible_s: float = 30.0
     prefetch_messages: int = 4096
     prefetch_mib: int = 64
+    request_threads: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self, RANGES)
@@ -124,6 +129,7 @@ class PushSettings:
         if self.group == "DEFAULT_CONSUMER":
             raise InvalidArgumentError("DEFAULT_CONSUMER cannot be used as a consumer group: choose another name")
         self._check_mode()
+        self._check_requests()
 
     def _check_mode(self) -> None:
         """Raise InvalidArgumentError if a setting or a subscription is impossible in the consume mode."""
@@ -142,6 +148,23 @@ class PushSettings:
                 raise InvalidArgumentError(
                     f"a consumer with consume_mode='share' cannot filter topic {subscription.topic!r} by a predicate: "
                     "subscribe by tags or raymq.sql(...), or let the listener ignore messages"
+                )
+
+    def _check_requests(self) -> None:
+        """Raise InvalidArgumentError if requests that are not stored are impossible: with BROADCASTING, and if a
+        broker would have to evaluate a filter expression or a predicate."""
+        if not self.request_threads:
+            return
+        if not self.clustering:
+            raise InvalidArgumentError(
+                "a request with durable=False goes to one listener, so request_threads has no effect with "
+                "BROADCASTING: leave it out"
+            )
+        for subscription in self.subscriptions:
+            if subscription.sql is not None or subscription.predicate is not None:
+                raise InvalidArgumentError(
+                    f"a consumer with request_threads can filter topic {subscription.topic!r} by tags only: subscribe "
+                    "by tags, or let the listener look at the properties"
                 )
 
     @property

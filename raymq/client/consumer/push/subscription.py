@@ -91,10 +91,13 @@ class RunningInstance:
     """One running instance of a push consumer: its Listener's actor handle, and the Pull actor that hosts the
     instance."""
 
-    def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
+    def __init__(
+        self, instance: Instance, listener: Any, *, traced: bool = False, answers_requests: bool = False
+    ) -> None:
+        """`answers_requests`: True if the listener takes requests that are not stored."""
         self.listener = listener
         self._calls = HandleRef(instance.name, listener, identity.present())
-        self._traced = traced
+        self._traced, self._answers_requests = traced, answers_requests
         self._instance = instance
         self._pull: ActorRef | None = None
         self._begun = False
@@ -112,6 +115,19 @@ class RunningInstance:
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(f"the start of a Pull actor for instance {self.name}", timeout_s)
             self._look()
+
+    def wait_requests(self, timeout_s: float) -> None:
+        """Wait until the listener takes requests that are not stored, if it does so. Raises RequestTimeoutError if it
+        is not registered at all brokers of its topics within `timeout_s`, and a broker's refusal."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._answers_requests and (reason := self.ask_listener("begin_requests", LOOK_WAIT_S)):
+            if time.monotonic() > deadline_s:
+                raise RequestTimeoutError(f"the start of the request threads of {self.name} ({reason})", timeout_s)
+
+    def suspend_requests(self, suspended: bool) -> None:
+        """Stop or resume to take requests that are not stored, if the listener does so."""
+        if self._answers_requests:
+            self.ask_listener("suspend_requests", suspended)
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Call a method of the Pull actor that hosts this push-consumer instance. The Pull actor may be restarting, or
@@ -144,7 +160,7 @@ class RunningInstance:
         """Stop the push-consumer instance at its Pull actor. `printer` prints the last lines of the instance's output.
         Returns why the instance could not finish its messages, or an empty string if it finished them."""
         try:
-            if self._begun and not self._end(timeout_s):
+            if self._begun and not (self._end_requests(timeout_s) and self._end(timeout_s)):
                 return f"instance {self.name} did not finish within {timeout_s:g} s"
             if self._traced:
                 self.ask_listener("close_trace")
@@ -157,6 +173,15 @@ class RunningInstance:
             finally:
                 ray.kill(self.listener, no_restart=True)
         return ""
+
+    def _end_requests(self, timeout_s: float) -> bool:
+        """Let the listener end the requests that are not stored. Returns False if that takes longer than
+        `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._answers_requests and not self.ask_listener("stop_requests", STOP_CALL_S):
+            if time.monotonic() > deadline_s:
+                return False
+        return True
 
     def _end(self, timeout_s: float) -> bool:
         """Let the instance finish its messages. Returns False if it does not finish within `timeout_s`."""
@@ -252,6 +277,8 @@ class PushSubscription(OfProcess):
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
             instance.wait_running(max(0.1, deadline_s - time.monotonic()))
+        for instance in self.instances:
+            instance.wait_requests(max(0.1, deadline_s - time.monotonic()))
 
     def status(self) -> list[InstanceStatus]:
         """Return the status of each push-consumer instance of this subscription."""
@@ -269,14 +296,19 @@ class PushSubscription(OfProcess):
 
     def suspend(self) -> None:
         """Stop fetching and delivering messages until `resume`. The instances keep their queues, and the listeners
-        finish their messages. An instance stays suspended if its Pull actor restarts."""
+        finish their messages. An instance stays suspended if its Pull actor restarts. No requests are taken either; an
+        instance whose listener's process restarts takes requests with ``durable=False`` again."""
         self._call_all("suspend")
+        for instance in self.instances:
+            instance.suspend_requests(True)
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Undo `suspend`: continue fetching and delivering messages. With `queues`, instead undo `pause` for these
         queues."""
         if queues is None:
             self._call_all("resume")
+            for instance in self.instances:
+                instance.suspend_requests(False)
         else:
             self._call_all("resume_queues", [self._names.queue(queue) for queue in queues])
 

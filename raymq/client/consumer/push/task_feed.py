@@ -114,6 +114,11 @@ class TaskFeed:
         """Call the listener with one message that belongs to no task (see ConsumePool.call_directly)."""
         return call_directly(self._pool, message, self._names, takes_batch=self._takes_batch)
 
+    def call_for_request(self, message: MessageExt, replier: Replier) -> tuple[str, str, float]:
+        """Call the listener with a request that is not stored. `replier` gets the listener's reply. Returns the outcome
+        as ConsumePool.call_directly."""
+        return self._pool.call_directly([message] if self._takes_batch else message, replier)
+
     def close(self) -> None:
         """Stop taking tasks and reporting. Running listener calls continue."""
         self._closed.set()

@@ -179,6 +179,11 @@ class ShareFeed:
         outcome = call_directly(self._pool, message, self._names, takes_batch=self._takes_batch)
         return DirectConsumption(client_id, self._name, *outcome)
 
+    def call_for_request(self, message: MessageExt, replier: Replier) -> tuple[str, str, float]:
+        """Call the listener with a request that is not stored. `replier` gets the listener's reply. Returns the outcome
+        as ConsumePool.call_directly."""
+        return self._pool.call_directly([message] if self._takes_batch else message, replier)
+
     def description(self) -> ConsumerData:
         """Return the description of the instance, which administrators see."""
         settings = self._settings

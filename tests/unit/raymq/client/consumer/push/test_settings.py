@@ -14,6 +14,7 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageModel
 from raymq.common.protocol.consume_result import ConsumeLater
 from raymq.common.protocol.membership import AllocateStrategy, Allocation
+from raymq.records.filters.sql import sql
 
 SETTINGS = PushSettings("billing", (Subscription.parse("orders", "paid"),))
 
@@ -94,6 +95,17 @@ def test_the_mode_share_refuses_predicates():
     wanted = Subscription.parse("orders", predicate(bool))
     with pytest.raises(InvalidArgumentError, match="cannot filter topic 'orders' by a predicate"):
         replace(SETTINGS, consume_mode="share", subscriptions=(wanted,))
+
+
+def test_requests_that_are_not_stored_need_clustering_and_a_subscription_by_tags():
+    answers = replace(SETTINGS, request_threads=4)
+    with pytest.raises(InvalidArgumentError, match="request_threads has no effect with BROADCASTING"):
+        replace(answers, message_model=MessageModel.BROADCASTING)
+    for wanted in (predicate(bool), sql("a > 1")):
+        with pytest.raises(InvalidArgumentError, match="can filter topic 'orders' by tags only"):
+            replace(answers, subscriptions=(Subscription.parse("orders", wanted),))
+    with pytest.raises(InvalidArgumentError, match=r"^request_threads must be"):
+        replace(SETTINGS, request_threads=1001)
 
 
 def test_rocketmqs_default_group_is_refused():
