@@ -24,7 +24,8 @@ def echo(message: MessageExt) -> object:
 
 
 def requests(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the time from a request to its reply. The listener that replies runs in another process."""
+    """Yield the time from a request to its reply: of stored requests, and of requests that are not stored. The listener
+    that replies runs in another process."""
     topic = new_topic(client, f"requests-{next(_names)}")
     number = max(100, int(scale * 2000))
     message = raymq.Message(topic, BODY)
@@ -32,17 +33,28 @@ def requests(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Fig
         Figure("requests", f"request and reply, p{percent}", "us", False, [Goal("<=", 3.0, "send")] * (percent == 50))
         for percent in (50, 99)
     ]
+    figures += [
+        Figure(
+            "requests",
+            f"request that is not stored, p{percent}",
+            "us",
+            False,
+            [Goal("<=", 2.0, "send")] * (percent == 50),
+        )
+        for percent in (50, 99)
+    ]
     plain = new_topic(client, f"sends-{next(_names)}")
     lone = raymq.Message(plain, BODY)
-    consumer = client.push_consumer(f"{topic}-group").subscribe(topic)
+    consumer = client.push_consumer(f"{topic}-group", request_threads=4).subscribe(topic)
     with consumer.on_message(echo).start(), client.producer("bench") as producer:
         producer.request(message, timeout_s=TIMEOUT_S)
         for _ in range(rounds):
             asked = latencies_us(lambda: producer.request(message, timeout_s=TIMEOUT_S), number)
             sent = latencies_us(lambda: producer.send(lone), number)
-            for figure, percent in zip(figures, (50, 99), strict=True):
+            direct = latencies_us(lambda: producer.request(message, timeout_s=TIMEOUT_S, durable=False), number)
+            for figure, percent, times in zip(figures, (50, 99) * 2, (asked, asked, direct, direct), strict=True):
                 figure.add_round(
-                    lambda percent=percent: percentile(asked, percent),
+                    lambda percent=percent, times=times: percentile(times, percent),
                     {"send": lambda percent=percent: percentile(sent, percent)},
                 )
     yield from figures
