@@ -175,10 +175,14 @@ class RunningInstance:
         return ""
 
     def _end_requests(self, timeout_s: float) -> bool:
-        """Let the listener end the requests that are not stored. Returns False if that takes longer than
-        `timeout_s`."""
+        """Let the listener end the requests that are not stored. Returns False if that takes longer than `timeout_s`.
+        Ray may be restarting the listener, so the call is repeated after errors."""
         deadline_s = time.monotonic() + timeout_s
-        while self._answers_requests and not self.ask_listener("stop_requests", STOP_CALL_S):
+
+        def is_over(left_s: float) -> bool:
+            return bool(self.ask_listener("stop_requests", STOP_CALL_S, timeout_s=STOP_CALL_S + LISTENER_TIMEOUT_S))
+
+        while self._answers_requests and not persist_until(deadline_s, is_over):
             if time.monotonic() > deadline_s:
                 return False
         return True

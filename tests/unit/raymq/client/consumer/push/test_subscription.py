@@ -100,6 +100,33 @@ def test_an_instance_that_does_not_finish_is_killed_and_reported(cluster):
     assert cluster.killed == 1
 
 
+def test_the_end_of_requests_is_asked_for_again_while_ray_restarts_the_listener(cluster):
+    answers = [ServiceNotAvailableError("the actor is restarting"), False, True]
+
+    def stop_requests(wait_s: float) -> object:
+        cluster.calls.append(("stop_requests",))
+        return answers.pop(0)
+
+    def resolve(answer, what, timeout_s):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    listener = SimpleNamespace(
+        hosted_by=SimpleNamespace(remote=lambda wait_s: cluster.place()),
+        begin_requests=SimpleNamespace(remote=lambda wait_s: ""),
+        stop_requests=SimpleNamespace(remote=stop_requests),
+    )
+    instance = RunningInstance(Instance("pull-g-0", "key", ("broker-a",)), listener, answers_requests=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(actor_ref, "resolve", resolve)
+        instance.wait_running(1.0)
+        instance.wait_requests(1.0)
+        assert instance.stop(10.0) == ""
+    assert [call[0] for call in cluster.calls] == ["hosted_by", *["stop_requests"] * 3, "pull-1"]
+    assert cluster.killed == 1
+
+
 def test_one_that_never_began_is_hosted_by_nobody_for_its_end(cluster):
     assert cluster.instance.stop(60.0) == ""
     assert cluster.calls == []
