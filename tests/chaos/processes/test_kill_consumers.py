@@ -1,14 +1,17 @@
 """Tests of killed push consumers: their processes (Pull and Listener actors) are killed repeatedly under load.
 
 Every acknowledged message reaches a listener. An orderly listener gets the messages of each queue one by one. Messages
-are delivered again only after a kill, at most one full task per kill. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with
-RAYMQ_SOAK) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
+are delivered again only after a kill, at most one full task per kill. A request that is not stored runs at most once.
+RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's
+faults.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +34,10 @@ PRODUCERS = 2
 INSTANCES = 3
 MESSAGES_PER_KILL = 1500
 LISTENER_S = 0.001
+REQUESTERS = 4
+REQUESTS_PER_KILL = 1000
+REQUEST_S = 20.0
+PAUSE_S = 0.01
 TASK_MAX = 64
 SPAN_MAX = 200
 LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
@@ -134,3 +141,96 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         # Two kinds of messages may be delivered again after a kill: messages that the listener is processing, and
         # processed messages whose offsets are not yet committed.
         assert len(heard) - len(acknowledged) <= KILLS * len(queues) * 2 * (SPAN_MAX + TASK_MAX)
+
+
+class Answer:
+    """A message listener that writes the number of each request to a file, and replies with the number."""
+
+    def __init__(self, notes: ListenerNotes) -> None:
+        self._notes = notes
+
+    def __call__(self, message: MessageExt) -> object:
+        self._notes.write(message.body.decode())
+        return raymq.reply(message.body)
+
+
+class Requesters:
+    """Threads that send numbered requests with ``durable=False`` until `wanted` of them have a reply."""
+
+    def __init__(self, producer: raymq.Producer, topic: str, wanted: int) -> None:
+        self._producer, self._topic, self._wanted = producer, topic, wanted
+        self._numbers = itertools.count()
+        self.replied: list[int] = []
+        self.not_executed: list[int] = []
+        """Numbers of the requests whose error says that no listener executed them."""
+        self.unknown: list[int] = []
+        self.wrong: list[str] = []
+        """Replies that belong to another request, and errors that a lost process does not explain."""
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(REQUESTERS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        for thread in self._threads:
+            thread.join(timeout_s)
+            assert not thread.is_alive(), "a request has no end"
+
+    def _run(self) -> None:
+        while len(self.replied) < self._wanted and not self.wrong:
+            number = next(self._numbers)
+            try:
+                self._ask(number)
+            except Exception as error:
+                self.wrong.append(repr(error))
+
+    def _ask(self, number: int) -> None:
+        message = raymq.Message(self._topic, b"%d" % number)
+        try:
+            if number % 2:
+                reply = self._producer.request(message, durable=False, timeout_s=REQUEST_S)
+            else:
+                reply = self._producer.request_async(message, durable=False, timeout_s=REQUEST_S).result()
+        except raymq.NoListenerError:
+            self.not_executed.append(number)
+            time.sleep(PAUSE_S)
+        except (raymq.ServiceNotAvailableError, raymq.RequestTimeoutError):
+            self.unknown.append(number)
+        else:
+            if reply.body != message.body:
+                self.wrong.append(f"request {number} has the reply {reply.body!r}")
+            self.replied.append(number)
+
+
+@pytest.mark.timeout(300 + 30 * KILLS)
+def test_requests_that_are_not_stored_run_at_most_once_while_listeners_and_brokers_are_killed(
+    mq: raymq.Client, topic: str, group: str, tmp_path: Path
+) -> None:
+    seed = chaos_seed()
+    notes, wanted = ListenerNotes(tmp_path / "notes"), KILLS * REQUESTS_PER_KILL
+    consumer = mq.push_consumer(group, request_threads=4).subscribe(topic).on_message(Answer(notes))
+    with consumer.start(instances=INSTANCES), mq.producer() as producer:
+        requesters = Requesters(producer, topic, wanted)
+        killer = ActorKiller(
+            ("Broker", "Listener"),
+            random.Random(seed),
+            kills=KILLS,
+            total=wanted,
+            progress=lambda: len(requesters.replied),
+        )
+        requesters.start()
+        killer.start()
+        requesters.join(120 + 30 * KILLS)
+        killer.stop()
+    print("killed", *killer.killed, sep="\n  ")
+    executed = notes.numbers()
+    print(
+        f"replied {len(requesters.replied)}, unknown {len(requesters.unknown)}, refused {len(requesters.not_executed)}"
+    )
+    assert requesters.wrong == []
+    assert len(killer.killed) == KILLS
+    assert len(executed) == len(set(executed))
+    assert set(requesters.replied) <= set(executed)
+    assert not set(requesters.not_executed) & set(executed)
+    assert set(executed) <= set(requesters.replied) | set(requesters.unknown)
