@@ -25,7 +25,8 @@ class Senders:
     after `stop`.
 
     `pause_s`: pause between two messages of a thread. Each acknowledged send is also an observation, if `observations`
-    is given. Start the threads, then join them.
+    is given. `levels`: the messages have the priorities 0 to `levels` - 1 in turn, and no sharding keys; 0 for messages
+    without priorities. Start the threads, then join them.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Senders:
         history: History,
         pause_s: float = 0.0,
         observations: Observations | None = None,
+        levels: int = 0,
     ) -> None:
         self._mq, self._topic, self._count, self._history = mq, topic, count, history
-        self._observations = observations
+        self._observations, self._levels = observations, levels
         self._pause_s, self._stopping = pause_s, threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(producers)]
@@ -72,9 +74,11 @@ class Senders:
             with self._mq.producer(f"sender-{index}") as producer:
                 for sequence in range(self._count):
                     sent = Sent(index, sequence)
-                    message = raymq.Message(self._topic, sent.body())
+                    priority = sequence % self._levels if self._levels else None
+                    message = raymq.Message(self._topic, sent.body(), priority=priority)
+                    key = None if self._levels else f"shard-{sequence % SHARDS}"
                     begin_s = time.monotonic()
-                    future = producer.send_async(message, sharding_key=f"shard-{sequence % SHARDS}")
+                    future = producer.send_async(message, sharding_key=key)
                     waiting.append((sent, begin_s, future))
                     while waiting and (len(waiting) >= IN_FLIGHT_MAX or waiting[0][2].done()):
                         self._note(*waiting.popleft())
