@@ -96,6 +96,11 @@ def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int
     attributes = route.attributes
     if not attributes.restricts or not table.num_rows:
         return
+    if attributes.has_levels:
+        raise MessageIllegalError(
+            f"the rows of a table have no priorities, and topic {route.topic!r} needs them (message.type PRIORITY): "
+            "send messages with a priority, or send the table to another topic"
+        )
     if attributes.is_compacted and _rows_with_keys(table) < table.num_rows:
         raise no_key_error(route.topic)
     if attributes.has_inner_batches and delayed:

@@ -241,6 +241,14 @@ def test_a_batch_has_one_priority_and_goes_to_one_level(make):
     assert store.bodies(MessageQueue("orders", "a", 4)) == [b"x"] * 102
 
 
+@pytest.mark.parametrize("columns", [{}, {"sharding_key": ["k"]}])
+def test_the_rows_of_a_table_have_no_priorities(make, columns):
+    store = FakeStore()
+    with pytest.raises(MessageIllegalError, match="the rows of a table have no priorities"):
+        leveled(make, store, a=10).send_table("orders", pa.table({"body": [b"x"], **columns}))
+    assert store.everything() == []
+
+
 @pytest.mark.parametrize(
     "where", [{"queue": MessageQueue("orders", "a", 0)}, {"selector": lambda queues, message, argument: queues[0]}]
 )
