@@ -48,7 +48,7 @@ time."""
 BOUNDS_INTERVAL_S: Final = 0.5
 """Interval in seconds at which the backlogs of bounded topics are measured."""
 FULL_INTERVAL_S: Final = 0.1
-"""The interval while producers wait for room in a topic."""
+"""The interval while producers wait for room in a topic, or while a topic refuses messages."""
 UNBOUNDED_INTERVAL_S: Final = 5.0
 """Interval in seconds at which a broker without bounded topics tells its store so. A store that was opened again may
 have read from its files that a topic has a limit, although the limit was removed just before."""
@@ -282,12 +282,14 @@ class BacklogWatch:
         self._skipped: dict[tuple[str, str], int] = {}
         self._told_s = -UNBOUNDED_INTERVAL_S
         self._measuring = threading.Lock()
+        self._has_refused = False
+        """True if a topic refused messages between the last two measurements: their producers may try again soon."""
 
     @property
     def interval_s(self) -> float:
         """The time in seconds between two measurements."""
         is_full = any(backlog.waiting for _, backlog in list(self._backlogs.values()))
-        return FULL_INTERVAL_S if is_full else BOUNDS_INTERVAL_S
+        return FULL_INTERVAL_S if is_full or self._has_refused else BOUNDS_INTERVAL_S
 
     def measure_backlogs(self) -> None:
         """Measure the backlogs, send the limits to the store, and let groups skip messages if a topic's policy is drop.
@@ -302,6 +304,8 @@ class BacklogWatch:
             return
         backlogs: list[TopicBacklog] = self._storage().control("limit_topics", bounds, timeout_s=READ_TIMEOUT_S)
         self._told_s = time.monotonic()
+        before = {topic: backlog.refused for topic, (_, backlog) in self._backlogs.items()}
+        self._has_refused = any(backlog.refused > before.get(backlog.topic, 0) for backlog in backlogs)
         self._backlogs = {bound.topic: (bound, backlog) for bound, backlog in zip(bounds, backlogs, strict=True)}
         for bound, backlog in list(self._backlogs.values()):
             kept = kept_messages(bound, backlog)

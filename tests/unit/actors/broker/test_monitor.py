@@ -199,6 +199,17 @@ def test_a_bounded_topic_is_full_until_its_group_commits(store):
     assert (backlog.group, backlog.messages) == ("slow", 6)
 
 
+def test_a_topic_that_refuses_is_measured_often(store):
+    bounded = BoundedStore(store, **LIMITED, **{"backlog.policy": "refuse"})
+    bounded.watch.measure_backlogs()
+    assert bounded.send(*[b"x"] * 6)
+    assert not bounded.send(b"x")
+    bounded.watch.measure_backlogs()
+    assert bounded.watch.interval_s == FULL_INTERVAL_S
+    bounded.watch.measure_backlogs()
+    assert bounded.watch.interval_s == BOUNDS_INTERVAL_S
+
+
 def test_a_limit_in_bytes_counts_the_records_that_a_group_has_not_committed(store):
     bounded = BoundedStore(store, **{"backlog.max.bytes": "4096"})
     bounded.watch.measure_backlogs()
