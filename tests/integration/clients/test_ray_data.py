@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.support.history.waiting import eventually
 
 FLIGHTS = 336_776
 QUEUES = 4
+FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 pytestmark = [
     # Ignore deprecation warnings and future warnings, which all come from Ray Data.
@@ -269,6 +271,42 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_stored(mq: raymq.C
     with pytest.raises(Exception, match="MessageIllegalError"):
         write_topic(dataset, topic, key_field="text")  # The write fails, because a message key must not contain spaces.
     assert read_topic(topic).count() == 0
+
+
+def assert_stored_once(received: list[int], rows: int, failed_most: int) -> None:
+    """Check that a write stored each of its rows once. A write of the same rows that failed before may have stored up
+    to `failed_most` of them, each once."""
+    counts = Counter(received)
+    counts.subtract(range(rows))
+    assert set(counts) == set(range(rows))
+    assert set(counts.values()) <= {0, 1}
+    assert counts.total() <= failed_most
+
+
+def test_a_write_waits_for_room_in_a_full_topic_or_fails(mq: raymq.Client, topic: str, group: str) -> None:
+    bounded, limit = f"{topic[:100]}-bounded", 40
+    mq.admin.create_group(group)
+    mq.admin.create_topic(bounded, queues=1, max_backlog=limit, backlog_policy="refuse", backlog_groups=[group])
+    numbers = ray.data.range(200, override_num_blocks=10)
+    # The message that the user sees is the message of TopicFullError, after the place in the user's program.
+    with pytest.raises(Exception, match=f"topic '{bounded}' is full: group '{group}' has not consumed 40 messages"):
+        write_topic(numbers, bounded)
+    assert sum(queue.messages for queue in mq.admin.describe_topic(bounded)) <= limit
+    mq.admin.update_topic(bounded, backlog_policy="block")
+    received = list[int]()
+    with ThreadPoolExecutor(1) as pool, mq.simple_consumer(group, consume_from=FIRST) as consumer:
+        consumer.subscribe(bounded)
+        write = pool.submit(write_topic, numbers, bounded)
+
+        def consume() -> bool:
+            messages = consumer.receive(10, invisible_s=60.0, wait_s=0.5)
+            received.extend(json.loads(message.body)["id"] for message in messages)
+            consumer.ack(messages)
+            return write.done() and not messages
+
+        eventually(consume, "the write is stored and consumed", 240.0)
+        assert write.result().rows == 200
+    assert_stored_once(received, 200, limit)
 
 
 def test_an_iterator_continues_at_the_committed_offsets(mq: raymq.Client, topic: str, group: str) -> None:
