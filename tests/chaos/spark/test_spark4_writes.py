@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raymq
+from tests.support.history.waiting import eventually
 from tests.support.spark.spark4 import Spark4Error, Spark4Session
 from tests.support.spark.spark4_program import Rows
 
@@ -92,6 +94,37 @@ def test_a_row_is_stored_once_if_tasks_and_writes_are_repeated(
     assert bodies(spark4, topic) == list(range(6000))
     spark4.call("write", sql=NUMBERS.format(rows=600, partitions=3), options={"topic": topic})
     assert Counter(bodies(spark4, topic)) == Counter([*range(6000), *range(600)])
+
+
+def test_a_write_waits_for_room_in_a_full_topic_or_fails(mq: raymq.Client, spark4: Spark4Session) -> None:
+    topic, group, limit = "spark4-bounded", "spark4-bounded-readers", 40
+    mq.admin.create_group(group)
+    mq.admin.create_topic(topic, queues=1, max_backlog=limit, backlog_policy="refuse", backlog_groups=[group])
+    sql = NUMBERS.format(rows=200, partitions=10)
+    with pytest.raises(Spark4Error, match=f"topic '{topic}' is full: group '{group}' has not consumed 40 messages"):
+        spark4.call("write", sql=sql, options={"topic": topic})
+    assert len(bodies(spark4, topic)) <= limit
+    mq.admin.update_topic(topic, backlog_policy="block")
+    received = list[int]()
+    first = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    with ThreadPoolExecutor(1) as pool, mq.simple_consumer(group, consume_from=first) as consumer:
+        consumer.subscribe(topic)
+        write = pool.submit(spark4.call, "write", sql=sql, options={"topic": topic})
+
+        def consume() -> bool:
+            messages = consumer.receive(10, invisible_s=60.0, wait_s=0.5)
+            received.extend(int(message.body) for message in messages)
+            consumer.ack(messages)
+            return write.done() and not messages
+
+        eventually(consume, "the write is stored and consumed", 240.0)
+        write.result()
+    # The failed write may have stored some rows, too.
+    counts = Counter(received)
+    counts.subtract(range(200))
+    assert set(counts) == set(range(200))
+    assert min(counts.values()) == 0
+    assert counts.total() <= limit
 
 
 @in_soak
