@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from raymq.common.protocol.request_reply import Reply as Reply, reply as reply
     from raymq.common.protocol.transactions import LocalTransactionState as LocalTransactionState
     from raymq.log_handler import RaymqHandler as RaymqHandler
+    from raymq.queue import Queue as Queue
     from raymq.records.filters.sql import SqlFilter as SqlFilter, sql as sql
     from raymq.records.format.compression import Compression as Compression, CompressionType as CompressionType
     from raymq.records.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
@@ -186,6 +187,7 @@ _HOMES: Final = {
     "PullResult": "raymq.common.message",
     "PullStatus": "raymq.common.message",
     "PutBatch": "raymq.records.hooks",
+    "Queue": "raymq.queue",
     "QueueRange": "raymq.client.producer.table",
     "QueueSelector": "raymq.client.producer.queue_selector",
     "RaymqError": "raymq.common.errors",

@@ -179,6 +179,7 @@ AMOUNT = NumberRange(0.0, NUMBER_MAX)
 TASK_MS = NumberRange(1, int(LONGEST_TIME_S) * 1000)
 EXECUTORS = NumberRange(1, 100_000)
 
+IN_QUEUE_TESTS = "the method checks it; tested in test_queue.py"
 TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     **{("ProducerOptions", name): bounds for name, bounds in producer_settings.RANGES.items()},
     **{("raymq.ProducerSettings.__init__", name): bounds for name, bounds in producer_settings.RANGES.items()},
@@ -307,6 +308,14 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("DeadLetters.replay", "rate"): RATE,
     ("DeadLetters.replay", "max_messages"): NOT_NEGATIVE,
     # Limits of numbers for Ray's libraries, logging and Spark
+    ("raymq.Queue.__init__", "name"): "a number is `maxsize`",
+    ("raymq.Queue.__init__", "maxsize"): "create_topic has the bounds of `max_backlog`; tested in test_queue.py",
+    ("raymq.Queue.get", "timeout"): IN_QUEUE_TESTS,
+    ("raymq.Queue.get_async", "timeout"): IN_QUEUE_TESTS,
+    ("raymq.Queue.get_nowait_batch", "num_items"): IN_QUEUE_TESTS,
+    ("raymq.Queue.put", "timeout"): IN_QUEUE_TESTS,
+    ("raymq.Queue.put_async", "timeout"): IN_QUEUE_TESTS,
+    ("raymq.Queue.shutdown", "grace_period_s"): "it has no effect: ray.util.queue.Queue has it so",
     ("raymq.RaymqHandler.__init__", "level"): "logging has the bounds; tested below",
     ("raymq.RaymqHandler.__init__", "capacity"): POSITIVE,
     ("raymq.RaymqHandler.__init__", "flush_timeout_s"): TIME_S,

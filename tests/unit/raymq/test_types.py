@@ -84,12 +84,23 @@ def test_a_users_program_type_checks_except_for_the_errors_at_its_end(installed:
 
 A_VALUE_OF_THE_USERS = "the user's own value, handed on as it is"
 RAYS = "Ray's own type"
+OF_RAYS_QUEUE = "ray.util.queue.Queue has it so"
 OF_RAY_SERVE = "the base class in Ray Serve has it so"
 REASONS = {
     "ConsumeContext.__init__(properties)": A_VALUE_OF_THE_USERS,
     "MessageExt.decoded(values)": "columns of different types, as the kernels decode them",
     "Predicate.__init__(runtime_env)": RAYS,
     "Predicate.in_environment(runtime_env)": RAYS,
+    "Queue.__init__(actor_options)": OF_RAYS_QUEUE,
+    "Queue.__init__(maxsize)": OF_RAYS_QUEUE,
+    "Queue.get(return)": A_VALUE_OF_THE_USERS,
+    "Queue.get_async(return)": A_VALUE_OF_THE_USERS,
+    "Queue.get_nowait(return)": A_VALUE_OF_THE_USERS,
+    "Queue.get_nowait_batch(return)": A_VALUE_OF_THE_USERS,
+    "Queue.put(item)": A_VALUE_OF_THE_USERS,
+    "Queue.put_async(item)": A_VALUE_OF_THE_USERS,
+    "Queue.put_nowait(item)": A_VALUE_OF_THE_USERS,
+    "Queue.put_nowait_batch(items)": A_VALUE_OF_THE_USERS,
     "RaymqTaskProcessorAdapter.__init__(args)": OF_RAY_SERVE,
     "RaymqTaskProcessorAdapter.__init__(kwargs)": OF_RAY_SERVE,
     "RaymqTaskProcessorAdapter.enqueue_task_async(args)": OF_RAY_SERVE,
