@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 
 import ray
 from ray import cloudpickle
+from ray.actor import ActorHandle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
@@ -185,6 +186,12 @@ def _start(
 ) -> Any:
     """Start a call to an actor. If `who` is given, the call is signed as this user and uses the signed variant of the
     method."""
+    if isinstance(handle, ActorHandle) and not ray.is_initialized():
+        # Ray would start a new cluster for the call.
+        raise ServiceNotAvailableError(
+            f"{actor}.{method} was not called, because this process is no longer connected to Ray: close clients "
+            "before ray.shutdown(), and call raymq.connect() after ray.init()"
+        )
     with raymq_errors(f"{actor}.{method}"):
         if who is None:
             return _method(handle, actor, method).remote(*args, **kwargs)

@@ -102,6 +102,16 @@ def test_an_error_of_ray_is_an_error_of_raymq_that_a_caller_may_retry(
     assert "\n" not in str(raised.value)
 
 
+def test_a_call_after_ray_was_shut_down_starts_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    handle = handle_of(lambda: called.append("describe"))
+    monkeypatch.setattr("raymq.remoting.actor_ref.ActorHandle", type(handle))
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: handle)
+    with pytest.raises(ServiceNotAvailableError, match="no longer connected to Ray"):
+        ActorRef("storage-a-0").call("describe")
+    assert called == []
+
+
 @pytest.mark.parametrize("error", [*GONE, NOT_SET_UP], ids=name_of)
 def test_an_actor_that_is_gone_is_looked_up_again(monkeypatch: pytest.MonkeyPatch, error: RayError) -> None:
     looked_up: list[str] = []
