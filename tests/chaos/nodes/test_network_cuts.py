@@ -114,8 +114,7 @@ class Cluster:
         succeed."""
         begin_s = time.monotonic()
         self.machines.heal()
-        for name in names:
-            self.machines.join(name)
+        self.machines.join(*names)
         self.more(HEAD)
         print(f"sends on the head node succeed {time.monotonic() - begin_s:.1f} s after the end of the cut")
         self.hand.ask("settled")

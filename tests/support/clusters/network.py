@@ -13,13 +13,14 @@ import json
 import secrets
 import select
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from raymq.common.parallel import map_parallel
 from tests.support.clusters.cluster import HEALTH_CHECKS
 from tests.support.clusters.machines import World, why_impossible, world
 
@@ -103,14 +104,17 @@ class Network:
         head, *others = self._names
         system_config = json.dumps(HEALTH_CHECKS)
         self._ray(head, "--head", f"--port={PORT}", "--include-dashboard=false", f"--system-config={system_config}")
-        for name in others:
-            self.join(name)
+        self._start_workers(others)
 
-    def join(self, name: str) -> None:
-        """Start Ray on a machine that is not the head. First ends old Ray processes on the machine, as `ray up`
+    def join(self, *names: str) -> None:
+        """Start Ray on machines that are not the head. First ends old Ray processes on the machines, as `ray up`
         does."""
-        self.run(name, "ray", "stop", "--force")
-        self._ray(name, f"--address={self.address(self._names[0])}:{PORT}")
+        _at_once(lambda name: self.run(name, "ray", "stop", "--force"), names)
+        self._start_workers(names)
+
+    def _start_workers(self, names: Sequence[str]) -> None:
+        address = f"--address={self.address(self._names[0])}:{PORT}"
+        _at_once(lambda name: self._ray(name, address), names)
 
     def _ray(self, name: str, *options: str) -> None:
         # Write the output of `ray start` to a file. Ray's agents keep the command's output streams open, so reading the
@@ -135,6 +139,12 @@ class Network:
 
     def _rule(self, verb: str, source: str, target: str) -> None:
         self._outside("rule", verb, "from", self.address(source), "to", self.address(target), "blackhole")
+
+
+def _at_once(action: Callable[[str], object], names: Sequence[str]) -> None:
+    """Call `action` for all machines at the same time, and wait for all calls. Raises the error of the first machine
+    whose call failed."""
+    map_parallel(action, names, threads_max=len(names), name="machines")
 
 
 @contextmanager
