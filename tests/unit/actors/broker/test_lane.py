@@ -44,6 +44,7 @@ from raymq.common.protocol.store import QueueBounds, QueueEnds
 from raymq.common.protocol.transactions import TransactionCheck
 from raymq.remoting import broker_client as module, lane_pool
 from raymq.remoting.broker_client import BrokerClient, BrokerDescription
+from raymq.remoting.lane import server as lane_server
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.async_client import open_lane
 from raymq.remoting.lane.calls import decode_result, encode_call
@@ -157,6 +158,9 @@ def broker() -> Iterator[LocalBroker]:
 
 def client_of(broker: LocalBroker, way: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BrokerClient, Actor]:
     actor = Actor(broker, way)
+    # A pause of the machine must not end the opening of a lane: the client would call the actor once more.
+    monkeypatch.setattr(lane_pool, "OPEN_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(module, "ActorRef", lambda name: actor)
     return BrokerClient("broker-a"), actor
 

@@ -226,9 +226,9 @@ def test_messages_that_are_gone_fail_the_task(cluster: FakeCluster) -> None:
 
 
 def test_a_task_that_takes_too_long_fails(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    [task] = TopicDatasource("orders", timeout_ms=1000).get_read_tasks(1)
+    [task] = TopicDatasource("orders", timeout_ms=60_000).get_read_tasks(1)
     assert len(pa.concat_tables(list(task()))) == ROWS
-    times = iter([0.0, 0.5, 1.5])
+    times = iter([0.0, 30.0, 61.0])
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times)))
     with pytest.raises(RequestTimeoutError):
         list(task())

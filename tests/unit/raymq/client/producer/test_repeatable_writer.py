@@ -311,7 +311,7 @@ def test_rows_without_an_answer_are_found_in_the_store(store, writers):
 
 def test_rows_without_an_answer_that_are_not_in_the_store_are_an_error(store, writers):
     store.script = [RequestTimeoutError("append", 1.0)] * 100_000
-    writer = writers.make(send_timeout_s=0.2)
+    writer = writers.make(send_timeout_s=2.0)
     writer.write(rows(4))
     with pytest.raises(SendUnknownError):
         writer.finish()

@@ -41,7 +41,7 @@ LOST = (EOFError, OSError)
 
 
 def test_each_of_several_requests_in_flight_gets_its_answer(server, way):
-    with closing(Lane(server.address, **way[1])) as lane:
+    with closing(Lane(server.address, timeout_s=WAIT_S, **way[1])) as lane:
         deadline_s = time.monotonic() + WAIT_S
         for body in (b"one", b"two"):
             lane.send(ECHO, (body,), deadline_s)
@@ -69,6 +69,18 @@ def way(request, monkeypatch, tmp_path):
 @pytest.fixture
 def late():
     return []
+
+
+@pytest.fixture(autouse=True)
+def patient_handshakes(monkeypatch):
+    """Let a handshake take so long that no pause of the machine ends it."""
+    monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", WAIT_S)
+
+
+@pytest.fixture
+def impatient_handshakes(monkeypatch, patient_handshakes):
+    """Let the server drop a connection that has not authenticated within 2 s."""
+    monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", 2.0)
 
 
 @pytest.fixture
@@ -475,6 +487,7 @@ def test_a_stopped_server_does_not_hang_its_clients():
             Lane(LaneAddress(name, b"x" * 32), timeout_s=0.05)
 
 
+@pytest.mark.usefixtures("impatient_handshakes")
 def test_a_client_that_never_authenticates_is_dropped():
     server = echo_server()
     try:
@@ -517,6 +530,7 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
         assert echo(connect(), b"1") == b"1"
 
 
+@pytest.mark.usefixtures("impatient_handshakes")
 def test_slow_connections_are_dropped_and_do_not_block_other_clients(monkeypatch, server, connect):
     """Connections that send only a byte now and then are dropped, and do not keep other clients from connecting. The
     test opens twice as many such connections as may authenticate at the same time."""
@@ -539,6 +553,7 @@ def test_slow_connections_are_dropped_and_do_not_block_other_clients(monkeypatch
             stream.close()
 
 
+@pytest.mark.usefixtures("impatient_handshakes")
 def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
     """Silent connections that fill the server's backlog do not keep other clients from connecting. The test opens so
     many connections that some can neither authenticate nor wait in the backlog."""
@@ -600,7 +615,7 @@ def test_a_process_of_another_user_is_turned_away():
     try:
         told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert told.stdout.strip() == "b''", told
-        with_secret = Lane(server.address)
+        with_secret = Lane(server.address, timeout_s=WAIT_S)
         assert echo(with_secret, b"1") == b"1"
         with_secret.close()
     finally:
@@ -661,7 +676,7 @@ def test_a_client_whose_turn_would_be_late_gets_the_delay(monkeypatch):
     monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
     monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", 0.0)
     server = echo_server()
-    holder, other = Lane(server.address), Lane(server.address)
+    holder, other = Lane(server.address, timeout_s=WAIT_S), Lane(server.address, timeout_s=WAIT_S)
     try:
         half_a_frame(holder, 1 << 20)
         eventually(lambda: server.turns.granted_bytes, "the turn is taken")
@@ -683,7 +698,7 @@ def test_a_frame_that_waits_too_long_for_its_turn_is_refused(monkeypatch):
     monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
     monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", 0.2)
     server = echo_server()
-    holder, other = Lane(server.address), Lane(server.address)
+    holder, other = Lane(server.address, timeout_s=WAIT_S), Lane(server.address, timeout_s=WAIT_S)
     try:
         half_a_frame(holder, 1 << 20)
         eventually(lambda: server.turns.granted_bytes, "the turn is taken")

@@ -59,14 +59,14 @@ def cluster(monkeypatch):
 
 
 def test_the_pull_actor_of_an_instance_is_looked_up_once(cluster):
-    cluster.instance.wait_running(1.0)
+    cluster.instance.wait_running(60.0)
     cluster.instance.call("suspend")
     cluster.instance.call("resume")
     assert cluster.calls == [("hosted_by",), ("pull-1", "suspend", "pull-g-0"), ("pull-1", "resume", "pull-g-0")]
 
 
 def test_a_call_finds_the_pull_actor_that_hosts_it_now(cluster):
-    cluster.instance.wait_running(1.0)
+    cluster.instance.wait_running(60.0)
     cluster.failures["pull-1"] = ServiceNotAvailableError("its node is gone")
     cluster.places = ["", "pull-2"]
     cluster.instance.call("suspend")
@@ -86,7 +86,7 @@ def test_an_instance_that_nobody_hosts_in_time_does_not_run(cluster):
 
 
 def test_stop_calls_are_repeated_until_the_instance_has_finished(cluster):
-    cluster.instance.wait_running(1.0)
+    cluster.instance.wait_running(60.0)
     cluster.answers = [False, False, True]
     assert cluster.instance.stop(60.0) == ""
     assert [call[1] for call in cluster.calls[1:]] == ["stop"] * 3
@@ -94,7 +94,7 @@ def test_stop_calls_are_repeated_until_the_instance_has_finished(cluster):
 
 
 def test_an_instance_that_does_not_finish_is_killed_and_reported(cluster):
-    cluster.instance.wait_running(1.0)
+    cluster.instance.wait_running(60.0)
     cluster.answers = [False]
     assert "did not finish within -1 s" in cluster.instance.stop(-1.0)
     assert cluster.killed == 1
