@@ -11,7 +11,7 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 - A replica with a failed disk is not elected, and not followed.
 - An alive member of the sync-state set is elected. But a replica whose log is known to lack acknowledged messages is
   not elected while another member may have these messages (actors.core.replica.candidates). After a restart of the
-  whole set, the GroupControl waits at most `grace_s` for replicas that do not answer yet.
+  whole set, the GroupControl waits for each replica until the replica has not answered for `grace_s`.
 - A group that never had a master starts with the replica with the longest log, after all reports have arrived.
 - With fixed roles only `fixed_master` may lead. It does not lead if it has lost the directory with which it led, and
   it does not lead while another replica has a longer log, because the end of that log would be removed. While the fixed
@@ -33,7 +33,7 @@ waits until every lease that the lost decisions may have granted is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -85,8 +85,9 @@ class ControlRules:
     `dead_after_s`: a replica counts as dead after this time without a report. `lease_s`: the length of a lease, counted
     from the report that the Controller answers. So a lease never ends later than the Controller assumes, however long
     messages take. `lease_margin_s`: the maximum drift between two clocks during a lease. `drain_timeout_s`: the longest
-    time that a master waits for its successor. `grace_s`: the longest time that the Controller waits for replicas that
-    do not answer. It waits only if a master is needed and no replica is sure to have every acknowledged message.
+    time that a master waits for its successor. `grace_s`: the Controller waits for a replica until the
+    replica has not answered for this time. It waits only if a master is needed and no replica is sure to have every
+    acknowledged message.
     `fixed_master`: with fixed roles, the only replica that may lead.
     """
 
@@ -537,28 +538,52 @@ class GroupControl:
         if self._due_since_s is None and self.able & working.keys():
             self._due_since_s = now_s
         since_s = now_s if self._due_since_s is None else self._due_since_s
-        graced = now_s - since_s >= self.rules.grace_s
+        silent = self._silent(record, working, since_s, now_s)
         # No message is acknowledged while the group has no master. So if a replica's report was requested after the
         # group lost its master, the report counts all acknowledged messages that the replica has.
         fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
         if self.rules.fixed_master is None:
             stores, unclean = record.sync_state_set.stores, self.rules.unclean
             choice = Electorate(
-                self.replicas, self.able, stores, working, fresh, self.priorities, graced=graced, unclean=unclean
+                self.replicas, self.able, stores, working, fresh, self.priorities, silent, unclean=unclean
             ).choose()
         else:
-            choice = self._choose_fixed(self.rules.fixed_master, alive, record, fresh, graced=graced)
+            choice = self._choose_fixed(self.rules.fixed_master, alive, record, fresh, silent)
         if choice.elected is None:
             failed = "".join(f"; replica {one.replica}: {one.failed}" for one in alive.values() if one.failed)
             self.reason = choice.reason if self.rules.fixed_master is not None else choice.reason + failed
             return []
         return self._begin(choice.elected, record, choice.loss)
 
+    def _silent(self, record: Record, working: Collection[int], since_s: float, now_s: float) -> frozenset[int]:
+        """Return the replicas that did not answer for `grace_s`, and that have not answered since.
+
+        The period of each replica begins with its newest report, but not before `since_s`, the time since which the
+        group needs a master. So a replica that ends again and again is not passed over soon after a report. A replica
+        that reports a failed disk counts as if it did not answer.
+        """
+        last_s = {
+            replica: max(since_s, account.at_s)
+            for replica, account in self._accounts.items()
+            if not account.state.failed
+        }
+        return frozenset(
+            replica
+            for replica in self.replicas | record.sync_state_set.members
+            if replica not in working and now_s - last_s.get(replica, since_s) >= self.rules.grace_s
+        )
+
     def _choose_fixed(
-        self, fixed: int, alive: dict[int, ReplicaState], record: Record, fresh: frozenset[int], *, graced: bool
+        self,
+        fixed: int,
+        alive: dict[int, ReplicaState],
+        record: Record,
+        fresh: frozenset[int],
+        silent: frozenset[int],
     ) -> Choice:
         reason = self._against_fixed_master(fixed, alive, record)
-        reason = reason or against_fixed_master(alive[fixed], self.replicas - fresh, graced=graced)
+        absent = self.replicas - fresh
+        reason = reason or against_fixed_master(alive[fixed], absent, graced=absent <= silent)
         return Choice(None, reason) if reason else Choice(alive[fixed], loss=describe_lack(alive[fixed]))
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:

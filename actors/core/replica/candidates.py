@@ -15,8 +15,8 @@ damaged range that is kept). So a member of the sync-state set is
 The choice, in this order:
 
     1. the best proven member, at once
-    2. if a member is complete: the best member that is not short, after all members have answered or the grace period
-       is over
+    2. if a member is complete: the best member that is not short, after each member has answered or been silent for
+       the grace period
     3. the best of all replicas, after all members have answered and none is complete. This choice may lose messages,
        and reports the lost offsets
 
@@ -53,8 +53,8 @@ class Electorate:
     `stores`: the members of the sync-state set, each with the id of its directory. `accounts`: the reports of the
     replicas that answer. `fresh`: the replicas that were queried after a master was needed; an older report may come
     from a process that has ended since the report. `able`: the replicas that are allowed to become the master.
-    `graced`: True if the replicas that do not answer have had enough time to answer. `unclean`: True if a master may be
-    chosen although a member does not answer, so that messages may be lost.
+    `silent`: the replicas that have not answered during the whole grace period. The election no longer waits for them.
+    `unclean`: True if a master may be chosen although a member does not answer, so that messages may be lost.
     """
 
     replicas: frozenset[int]
@@ -63,7 +63,7 @@ class Electorate:
     accounts: Mapping[int, ReplicaState]
     fresh: frozenset[int]
     priorities: Mapping[int, int]
-    graced: bool
+    silent: frozenset[int]
     unclean: bool
 
     def choose(self) -> Choice:
@@ -76,7 +76,7 @@ class Electorate:
         if not able or not (members or self.unclean):
             return Choice(None, self._nobody_answers())
         absent = self.stores.keys() - self.fresh
-        if absent and not self.graced:
+        if absent - self.silent:
             return Choice(None, _waiting(absent, members))
         able = [state for state in able if state.replica in self.fresh]
         members = [state for state in members if state.replica in self.fresh]
@@ -93,7 +93,7 @@ class Electorate:
         if unknown and not self.unclean:
             return Choice(None, _undecided(members, unknown))
         others = self.replicas - self.fresh
-        if others and not self.graced:
+        if others - self.silent:
             return Choice(None, _waiting(others, members))
         if not able:
             return Choice(None, self._nobody_answers())

@@ -154,16 +154,16 @@ class World:
         """Start the processes of replicas that were added, and end the processes of replicas that have left.
 
         A replica that answers must not take the last intact copy of a record with it. The copy counts as destroyed if
-        the replica does not answer, if its disk has failed, or if no process has found the damage of the other copies
-        yet. It also counts as destroyed if the replica had left before the journal was lost, so that it does not leave
-        by a new decision.
+        the replica does not answer, if its disk has failed, or if no process has reported the damage of the other
+        copies to the Controller yet. It also counts as destroyed if the replica had left before the journal was lost,
+        so that it does not leave by a new decision.
         """
         self.changes += 1
         leaving, before = members.removed - self.removed, _mendable(self)
         self.removed = members.removed
         reporting = self.controller.control.reporting(self.controller.clock.read_s())
         answering = {name for name in reporting if not self.nodes[name].failure}
-        found = set().union(*(node.disk.named if node.alive else () for node in _group(self)))
+        found = set().union(*(node.disk.named for node in _group(self) if self._has_reported(node)))
         lost = {record for record in before if not _is_intact(self, record)}
         waits = bool(leaving & answering) and members not in self._followed
         self._followed.add(members)
@@ -173,6 +173,11 @@ class World:
         self._pickable = list(self.nodes.values())
         for name in sorted(members.removed):
             self.at(self.rng.uniform(0.0, 3.0), self.nodes[name].remove)
+
+    def _has_reported(self, node: Node) -> bool:
+        """Return True if the replica's present process runs, and the Controller has received a report from it."""
+        account = self.controller.control._accounts.get(node.name)
+        return node.alive and account is not None and account.state.incarnation == node.disk.incarnation
 
     def restart_members(self, replicas: frozenset[int]) -> None:
         """Start the processes of removed replicas that belong to the group again, because the journal lost the removal

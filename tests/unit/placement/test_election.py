@@ -766,6 +766,31 @@ def test_the_grace_begins_with_the_first_replica_that_answers():
     assert elected_after(world) >= RULES.grace_s
 
 
+def test_the_grace_of_a_replica_begins_with_its_newest_report():
+    """A replica that ended again has a longer log. The shorter log leads only after the longer log's replica has not
+    answered for the whole grace period."""
+    world = World(RESTARTED)
+    world._change(0, end_offset=50, confirm_floor=0)
+    world.silent = {1, 2}
+    while world.now_s < RULES.grace_s / 2:
+        world.step()
+    world.silent = {0, 2}
+    world.step()
+    world.silent = {1, 2}
+    reported_s = world.now_s
+    elected_after(world)
+    assert world.now_s - reported_s >= RULES.grace_s
+    assert world.control.record.master == 0
+
+
+def test_a_replica_with_a_failed_disk_is_not_waited_for_longer_than_the_grace():
+    world = World(RESTARTED)
+    world._change(1, failed="its disk failed")
+    world.silent = {2}
+    assert RULES.grace_s <= elected_after(world) <= RULES.grace_s + 1.0
+    assert world.control.record.master == 0
+
+
 def test_a_master_that_comes_back_shorter_alone_is_replaced_at_once_by_a_process_that_ran_all_the_time(led):
     led.step()
     led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6, end_offset=98)
