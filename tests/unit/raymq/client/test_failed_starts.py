@@ -24,6 +24,7 @@ from raymq.common.errors import (
 )
 from raymq.data import shared_client
 from raymq.data.shared_client import driver_client
+from tests.support.clients.fakes import topic_route
 
 
 class StartError(Exception):
@@ -160,7 +161,7 @@ def test_a_push_consumer_raises_the_reason_of_its_start_and_not_of_its_close(
     from raymq.client.consumer.push.subscription import PushSubscription
 
     caplog.set_level(logging.WARNING)
-    routes = SimpleNamespace(brokers=lambda: ["broker-a"], wait=lambda topic, timeout_s: None)
+    routes = SimpleNamespace(brokers=lambda: ["broker-a"], wait=lambda topic, timeout_s: topic_route(a=1))
     ended: list[PushSubscription] = []
 
     def stop(timeout_s: float, printer: Any) -> str:
