@@ -39,7 +39,7 @@ def message(offset: int) -> object:
     return SimpleNamespace(
         topic="frames", broker_name="broker-a", queue_id=0, queue_offset=offset, tags=None, keys=(), properties={},
         message_id="", offset_message_id="", born_timestamp_ms=0, store_timestamp_ms=0, body=b"frame", body_error=None,
-        attempt=2, handle=f"handle-{offset}",
+        attempt=2, priority=None, handle=f"handle-{offset}",
     )  # fmt: skip
 
 
