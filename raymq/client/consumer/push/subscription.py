@@ -175,14 +175,19 @@ class RunningInstance:
         return ""
 
     def _end_requests(self, timeout_s: float) -> bool:
-        """Let the listener end the requests that are not stored. Returns False if that takes longer than `timeout_s`.
-        Ray may be restarting the listener, so the call is repeated after errors."""
+        """Let the listener end the requests that are not stored. Returns False if that takes longer than
+        `timeout_s`."""
+        return not self._answers_requests or self._ends("stop_requests", timeout_s)
+
+    def _ends(self, method: str, timeout_s: float) -> bool:
+        """Call a method of the Listener that ends its work, until the method returns True. Returns False if that takes
+        longer than `timeout_s`. Ray may be restarting the Listener, so the call is repeated after errors."""
         deadline_s = time.monotonic() + timeout_s
 
         def is_over(left_s: float) -> bool:
-            return bool(self.ask_listener("stop_requests", STOP_CALL_S, timeout_s=STOP_CALL_S + LISTENER_TIMEOUT_S))
+            return bool(self.ask_listener(method, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S))
 
-        while self._answers_requests and not persist_until(deadline_s, is_over):
+        while not persist_until(deadline_s, is_over):
             if time.monotonic() > deadline_s:
                 return False
         return True
@@ -234,11 +239,7 @@ class RunningSharedInstance(RunningInstance):
         )
 
     def _end(self, timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
-        while not self.ask_listener("stop_shared", STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S):
-            if time.monotonic() > deadline_s:
-                return False
-        return True
+        return self._ends("stop_shared", timeout_s)
 
 
 class PushSubscription(OfProcess):

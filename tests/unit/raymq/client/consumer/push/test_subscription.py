@@ -120,9 +120,9 @@ def test_the_end_of_requests_is_asked_for_again_while_ray_restarts_the_listener(
     instance = RunningInstance(Instance("pull-g-0", "key", ("broker-a",)), listener, answers_requests=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor_ref, "resolve", resolve)
-        instance.wait_running(1.0)
-        instance.wait_requests(1.0)
-        assert instance.stop(10.0) == ""
+        instance.wait_running(60.0)
+        instance.wait_requests(60.0)
+        assert instance.stop(60.0) == ""
     assert [call[0] for call in cluster.calls] == ["hosted_by", *["stop_requests"] * 3, "pull-1"]
     assert cluster.killed == 1
 
@@ -162,7 +162,10 @@ class SharedListener:
         self.calls.append((method, *args))
         answers = {"begin_shared": self.connected, "stop_shared": self.stopped}.get(method)
         if answers:
-            return answers.pop(0) if len(answers) > 1 else answers[0]
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         return {"listener_away": "no NameServer"} if method == "shared_status" else None
 
 
@@ -184,6 +187,15 @@ def test_a_shared_instance_is_served_by_its_listener_alone(cluster, shared):
     assert listener.calls[3:5] == [("suspend_shared", True), ("suspend_shared", False)]
     assert methods[5:] == ["stop_shared", "stop_shared"]
     assert (cluster.calls, cluster.killed) == ([], 1)
+
+
+def test_the_end_of_a_shared_instance_is_asked_for_again_while_ray_restarts_the_listener(cluster, shared):
+    listener, instance = shared
+    instance.wait_running(60.0)
+    listener.stopped = [ServiceNotAvailableError("the actor is restarting"), False, True]
+    assert instance.stop(60.0) == ""
+    assert [call[0] for call in listener.calls].count("stop_shared") == 3
+    assert cluster.killed == 1
 
 
 def test_a_shared_instance_that_does_not_connect_says_why(shared):
