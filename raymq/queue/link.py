@@ -189,10 +189,11 @@ def link_to(name: str, namespace: str) -> QueueLink:
     """Return this process's link to a queue. The first call for a namespace connects, and raises the errors of
     `raymq.connect`."""
     with _lock:
-        link = _links.get((*_session(), namespace, name))
+        session = _session()
+        link = _links.get((*session, namespace, name))
         if link is None:
-            connection = _connections.get((*_session(), namespace)) or _SharedClient(namespace)
-            session = _session()
+            connection = _connections.get((*session, namespace)) or _SharedClient(namespace)
+            session = _session()  # the new client may have connected this process to Ray
             _connections[*session, namespace] = connection
             link = _links[*session, namespace, name] = QueueLink(connection, name)
         return link
