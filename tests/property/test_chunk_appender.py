@@ -20,6 +20,7 @@ import pytest
 import storage.replication.chunk_appender
 from raymq.common.errors import InvalidArgumentError
 from storage.files.age_marks import AGES_FILE
+from storage.files.config_files import SealedText
 from storage.message_store import MessageStore
 from storage.replication.chunk_appender import ChunkAppender
 from tests.support.stores.random_logs import FILE_BYTES, Log
@@ -97,6 +98,8 @@ def state_of(store: MessageStore) -> dict[str, object]:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
+    """Return the bytes of the store's files, by path. A configuration file is returned as its text, without the count
+    of its writes: the checkpoint thread decides how often the file is written."""
     paths = [
         path
         for name in ("commitlog", "consumequeue", "batchconsumequeue", "config")
@@ -104,7 +107,9 @@ def files_of(root: Path) -> dict[str, bytes]:
     ]
     # The file of ages contains the time at which it was written.
     paths = [path for path in paths if path.is_file() and not path.name.startswith(AGES_FILE)]
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    files = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    text = SealedText(is_json=False)
+    return {name: text.decode(data).text if name.startswith("config/") else data for name, data in files.items()}
 
 
 @pytest.fixture
