@@ -24,6 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.support.ports import free_port
+
 T = TypeVar("T")
 
 START_TIMEOUT_S: Final = 10.0
@@ -98,9 +100,7 @@ class NatsPeer:
     """A NATS server with JetStream file storage, and a client whose event loop runs only during calls."""
 
     def __init__(self, directory: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         store = directory / "nats"
         self._server = subprocess.Popen(
             [_program("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store)],

@@ -20,8 +20,9 @@ import ray
 
 import raymq
 from tests.support.cases import SUMMARY
-from tests.support.gateway.gateways import HOST, free_port
+from tests.support.gateway.gateways import HOST
 from tests.support.gateway.official import InstallError, official_node, official_python, or_skip
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)  # The first run installs the clients.
 

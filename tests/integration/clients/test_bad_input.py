@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from storage.message_store import MessageStore
 from tests.support.cases import check_all
 from tests.support.clusters.cluster import Sandbox, descendants, poll_until
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -497,10 +497,8 @@ def test_an_embedded_raymq_where_one_runs_already_is_refused_and_leaves_it_alone
 
 
 def test_connecting_to_an_unused_address_fails_at_once(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        code, errors = start_elsewhere(tmp_path / "work", repr(address))
+    address = f"127.0.0.1:{free_port()}"
+    code, errors = start_elsewhere(tmp_path / "work", repr(address))
     assert code == 1
     assert errors.startswith(f"ClusterNotFoundError: no Ray cluster runs at {address} (Connection refused)")
     assert "name another Ray cluster with --address or RAY_ADDRESS" in errors

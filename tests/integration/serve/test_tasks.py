@@ -22,9 +22,10 @@ from raymq.common.names import WEBHOOK_GROUP
 from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
 from tests.support.clusters.cluster import descendants, poll_until, title
 from tests.support.clusters.page_example import assert_prints_what_it_says
-from tests.support.gateway.gateways import HOST, free_port, running_gateway
+from tests.support.gateway.gateways import HOST, running_gateway
 from tests.support.gateway.webhook_receiver import WEBHOOK_ANSWER_S, send_task, webhook_receiver
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 REPLICAS = 3

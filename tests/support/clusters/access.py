@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +26,7 @@ from raymq.remoting import actor_ref
 from raymq.remoting.access.requests import rules_of
 from raymq.remoting.storage_client import StorageClient
 from tests.support.clusters.cluster import Sandbox, embedded, one_group
+from tests.support.ports import free_port
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -61,7 +61,7 @@ def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Clie
     (box.work / "raymq.yaml").write_text(
         one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
         + f"data_dir: {box.data}\naccess: {access}\nconsole: {{enable: true, port: 0}}\n"
-        f"gateway: {{enable: true, port: {_free_port()}, http_port: {_free_port()}, "
+        f"gateway: {{enable: true, port: {free_port()}, http_port: {free_port()}, "
         'webhook_hosts: ["http://127.0.0.1"]}\n'
     )
     with pytest.MonkeyPatch.context() as environment:
@@ -88,13 +88,6 @@ class Program:
         """Run `work` with a client that has the user's credentials, and return the result."""
         with raymq.connect(credentials=self._credentials) as client:
             return work(client)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:

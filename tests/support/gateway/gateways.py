@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -28,17 +27,10 @@ from raymq.gateway.service.cluster import cluster_of
 from raymq.gateway.service.service import GatewayService
 from tests.support.gateway.gateway_client import ANSWER_S, HOST, served
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 RESTART_S = 120.0
 SEND_TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    """Return a TCP port that no program uses now."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 class RunningGateway:

@@ -26,15 +26,9 @@ from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from tests.support.gateway.one_call import call_gateway
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 class Launcher:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,6 +33,7 @@ from raymq.serve.task_messages import state_message
 from tests.support.gateway.gateway_client import ANSWER_S, HOST
 from tests.support.gateway.http_client import HttpClient, http_served
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 SEND_TIMEOUT_S = 30.0
 PAGE = Path(__file__).parents[4] / "docs/http.md"
@@ -186,11 +186,7 @@ def test_a_token_and_its_rights_are_needed_if_access_is_on(mq: raymq.Client) -> 
 @pytest.fixture
 def http_port(mq: raymq.Client, tmp_path: Path) -> Iterator[int]:
     """Start the gateway's actor with HTTP, and yield the port of HTTP."""
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind((HOST, 0))
-            ports.append(free.getsockname()[1])
+    ports = [free_port(), free_port()]
     config, address = tmp_path / "raymq.yaml", ray.get_runtime_context().gcs_address
     config.write_text(f"gateway: {{port: {ports[0]}, http_port: {ports[1]}}}\n")
     [found] = launch("gateways", address, load_settings(config))

@@ -19,9 +19,10 @@ from raymq.common.names import WEBHOOK_GROUP
 from raymq.common.protocol.group import GroupConfig
 from raymq.serve.states import StateRecord, TaskState
 from raymq.serve.task_messages import state_message
-from tests.support.gateway.gateways import HOST, RESTART_S, RunningGateway, free_port, running_gateway
+from tests.support.gateway.gateways import HOST, RESTART_S, RunningGateway, running_gateway
 from tests.support.gateway.webhook_receiver import WebhookReceiver, send_task, webhook_receiver
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 ANSWER_S = 120.0
 KEY = b"a key of more than 16 bytes"

@@ -29,6 +29,7 @@ from raymq.remoting.access.users import User, UserType, gateway_secret, make_use
 from tests.support.gateway.gateway_client import ANSWER_S, HOST, METADATA
 from tests.support.gateway.one_call import Headers, call_gateway, signed_headers
 from tests.support.history.waiting import eventually
+from tests.support.ports import free_port
 
 
 class FakeCluster:
@@ -88,13 +89,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setattr(module, "GATEWAY_RETRY_S", 0.05)
     monkeypatch.setattr(module, "COUNT_INTERVAL_S", 0.05)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        number: int = free.getsockname()[1]
-    return number
 
 
 @pytest.fixture
