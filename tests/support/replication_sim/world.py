@@ -495,10 +495,16 @@ def _counted_members(world: World) -> frozenset[int]:
 
 def _have_everything(world: World, *, intact: bool = True) -> frozenset[int]:
     """Return the members of the sync-state set that lost no message: their disks have every message that was
-    acknowledged, or that a consumer read. With `intact`, none of these messages is damaged on their disks."""
+    acknowledged, or that a consumer read. With `intact`, none of these messages is damaged on their disks.
+
+    A replica that was elected although it was no member counts only from the time at which it leads. Until then its
+    election may be annulled, and the former members are again the only ones."""
     if not world.controller.records:
         return frozenset()
-    stores = world.controller.records[-1].sync_state_set.stores
+    record, control = world.controller.records[-1], world.controller.control
+    stores = record.sync_state_set.stores
+    if record.elected_from and control.set_in_force is None:
+        stores = {name: store_id for name, store_id in stores.items() if name in record.elected_from}
     wanted, seen = set(world.checks.acknowledged), len(world.checks.seen)
     return frozenset(
         name
