@@ -63,7 +63,9 @@ logger = logging.getLogger(__name__)
 def find_actor(name: str, namespace: str | None = NAMESPACE) -> Any:
     """Return the Ray handle of the actor with this name; None if no such actor runs. `namespace`: a namespace of Ray,
     by default raymq's own; None for this process's namespace. Raises ServiceNotAvailableError if Ray does not
-    answer."""
+    answer, or if this process is not connected to Ray."""
+    if not ray.is_initialized():
+        raise _not_connected(f"actor {name!r} was not looked up")  # Ray would start a new cluster for the lookup
     with raymq_errors(f"the lookup of actor {name!r}"):
         try:
             return ray.get_actor(name, namespace=namespace)
@@ -187,16 +189,21 @@ def _start(
     """Start a call to an actor. If `who` is given, the call is signed as this user and uses the signed variant of the
     method."""
     if isinstance(handle, ActorHandle) and not ray.is_initialized():
-        # Ray would start a new cluster for the call.
-        raise ServiceNotAvailableError(
-            f"{actor}.{method} was not called, because this process is no longer connected to Ray: close clients "
-            "before ray.shutdown(), and call raymq.connect() after ray.init()"
-        )
+        raise _not_connected(f"{actor}.{method} was not called")  # Ray would start a new cluster for the call
     with raymq_errors(f"{actor}.{method}"):
         if who is None:
             return _method(handle, actor, method).remote(*args, **kwargs)
         signature, payload = _signed(who, actor, method, args, kwargs)
         return _method(handle, actor, identity.SIGNED + method).remote(signature, payload)
+
+
+def _not_connected(what: str) -> ServiceNotAvailableError:
+    """Return the error for a process that called `ray.shutdown()` before it closed its clients. `what`: what was not
+    done."""
+    return ServiceNotAvailableError(
+        f"{what}, because this process is no longer connected to Ray: close clients before ray.shutdown(), and call "
+        "raymq.connect() after ray.init()"
+    )
 
 
 def _method(handle: Any, actor: str, name: str) -> Any:

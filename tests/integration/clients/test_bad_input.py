@@ -22,7 +22,7 @@ from raymq.common.config.store import StoreSettings
 from raymq.common.message import MessageExt, MessageQueue
 from storage.message_store import MessageStore
 from tests.support.cases import check_all
-from tests.support.clusters.cluster import Sandbox, descendants, poll_until
+from tests.support.clusters.cluster import Sandbox, descendants, poll_until, user_environment
 from tests.support.history.waiting import eventually
 from tests.support.ports import free_port
 
@@ -525,3 +525,51 @@ def test_a_ray_error_of_another_kind_is_not_hidden(mq: raymq.Client, topic: str)
     broker = ray.get_actor("broker-a", namespace="raymq")
     with pytest.raises((TypeError, RayTaskError)):
         ray.get(broker.send.remote(topic, b"1", colour="red"))
+
+
+AFTER_RAYS_SHUTDOWN = """
+import json, sys
+import ray, raymq
+
+topic = sys.argv[1]
+mq = raymq.connect()
+producer = mq.producer("before")
+simple = mq.simple_consumer(f"{topic}-simple")
+simple.subscribe(topic)
+push = mq.push_consumer(f"{topic}-push").subscribe(topic).on_message(lambda message: None).start()
+ray.shutdown()
+calls = {
+    "send": lambda: producer.send(raymq.Message(topic, b"after"), timeout_s=1),
+    "first send": lambda: mq.producer("after").send(raymq.Message(topic, b"after"), timeout_s=1),
+    "topics": mq.admin.list_topics,
+    "receive": lambda: simple.receive(max_messages=1),
+    "stop": push.stop,
+}
+outcomes = {}
+for name, call in calls.items():
+    try:
+        call()
+    except raymq.RaymqError as error:
+        outcomes[name] = str(error)
+    assert not ray.is_initialized(), name
+for item in (simple, producer, mq):
+    item.close()
+    assert not ray.is_initialized(), item
+print(json.dumps(outcomes))
+"""
+
+
+def test_a_client_that_is_used_after_ray_was_shut_down_starts_no_other_ray(mq: raymq.Client, topic: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_RAYS_SHUTDOWN, topic],
+        env={**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    assert set(outcomes) == {"send", "first send", "topics", "receive", "stop"}
+    for name, problem in outcomes.items():
+        assert "no longer connected to Ray: close clients before ray.shutdown()" in problem, name

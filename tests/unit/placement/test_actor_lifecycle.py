@@ -16,6 +16,7 @@ from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqErr
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
+    monkeypatch.setattr(actor_lifecycle.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(actor_lifecycle.ray, "get_actor", lambda name, namespace: name)
     monkeypatch.setattr(actor_lifecycle.ray, "kill", lambda handle, no_restart: names.append(handle))
     return names

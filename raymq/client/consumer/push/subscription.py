@@ -171,7 +171,8 @@ class RunningInstance:
                 if printer is not None:
                     printer.finish(self.name)
             finally:
-                ray.kill(self.listener, no_restart=True)
+                if ray.is_initialized():  # otherwise Ray would start a new cluster for the call
+                    ray.kill(self.listener, no_restart=True)
         return ""
 
     def _end_requests(self, timeout_s: float) -> bool:

@@ -71,6 +71,12 @@ GONE: list[RayError] = [ActorDiedError(), ActorUnschedulableError("the node of t
 NOT_SET_UP = RuntimeEnvSetupError("pip failed:\n" + "no such package\n" * 100)
 
 
+@pytest.fixture(autouse=True)
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ray report that this process is connected."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+
+
 def name_of(error: Exception) -> str:
     return type(error).__name__
 
@@ -107,8 +113,18 @@ def test_a_call_after_ray_was_shut_down_starts_no_ray(monkeypatch: pytest.Monkey
     handle = handle_of(lambda: called.append("describe"))
     monkeypatch.setattr("raymq.remoting.actor_ref.ActorHandle", type(handle))
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: handle)
-    with pytest.raises(ServiceNotAvailableError, match="no longer connected to Ray"):
-        ActorRef("storage-a-0").call("describe")
+    actor = ActorRef("storage-a-0")
+    assert actor.handle() is handle
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: called.append("get_actor"))
+    for call in (
+        lambda: actor.call("describe"),
+        lambda: ActorRef("storage-a-0").call("describe"),
+        lambda: find_actor("storage-a-0"),
+        running_nameservers,
+    ):
+        with pytest.raises(ServiceNotAvailableError, match="no longer connected to Ray"):
+            call()
     assert called == []
 
 

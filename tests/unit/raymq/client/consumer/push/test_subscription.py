@@ -54,6 +54,7 @@ def cluster(monkeypatch):
     cluster = Cluster()
     monkeypatch.setattr(module, "ActorRef", cluster.ref)
     monkeypatch.setattr(actor_ref, "resolve", lambda answer, what, timeout_s: answer)
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(module.ray, "kill", cluster.kill)
     return cluster
 
