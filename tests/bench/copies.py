@@ -14,9 +14,10 @@ from pathlib import Path
 import ray
 
 import raymq
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import embedded, new_topic, workers
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import latencies_us, percentile
+from tests.bench.machine import latencies_us
 from tests.bench.produce import send_tables
 
 BODY = b"x" * 1024

@@ -130,9 +130,3 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
         if pause_s:
             time.sleep(pause_s)
     return sorted(times)
-
-
-def percentile(ascending: list[float], percent: float) -> float:
-    """Return a percentile of the values in `ascending`: the value below which `percent` percent of all values
-    lie."""
-    return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 import raymq
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import new_topic
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import latencies_us, percentile, timed
+from tests.bench.machine import latencies_us, timed
 
 SIZES: Final = {"100 B": 100, "1 KiB": 1024, "100 KiB": 100 * 1024}
 

@@ -7,9 +7,10 @@ from itertools import count
 
 import raymq
 from raymq.common.message import MessageExt
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import new_topic
 from tests.bench.figures import Figure, Goal
-from tests.bench.machine import latencies_us, percentile
+from tests.bench.machine import latencies_us
 
 BODY = b"x" * 100
 TIMEOUT_S = 30.0

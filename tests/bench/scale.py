@@ -12,6 +12,7 @@ from itertools import count
 import ray
 
 import raymq
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import joined_consumer, new_topic, workers
 from tests.bench.consuming.consume import drain_objects
 from tests.bench.figures import Figure, Goal, Sample
@@ -19,7 +20,6 @@ from tests.bench.machine import (
     cpu_of,
     latencies_us,
     own_memory_mib,
-    percentile,
     processes,
     server_name,
 )

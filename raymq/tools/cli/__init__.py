@@ -25,7 +25,7 @@ from raymq.tools.cli import (  # noqa: F401  (each module adds its commands to `
     messages,
     topics,
 )
-from raymq.tools.cli.cluster import brokers, doctor, gateways, manifests, servers, top  # noqa: F401
+from raymq.tools.cli.cluster import bench, brokers, doctor, gateways, manifests, servers, top  # noqa: F401
 from raymq.tools.cli.entry import cli, main
 from raymq.tools.cli.upkeep import acl, config, metadata, users  # noqa: F401
 

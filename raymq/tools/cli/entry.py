@@ -23,7 +23,7 @@ SECTIONS: Final = {
     "Produce and consume": "send consume receive recall",
     "Look": "status top tail browse query track trace delayed transactions producers",
     "Administer": "topic group dlq replay config kv user acl export import job",
-    "Operate": "doctor check store broker balance drain gateway metrics k8s",
+    "Operate": "doctor check bench store broker balance drain gateway metrics k8s",
 }
 """The titles in the help of `raymq`, with the commands below each title."""
 

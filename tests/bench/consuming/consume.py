@@ -9,9 +9,10 @@ from itertools import count
 from typing import Any, Final
 
 import raymq
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import FROM_FIRST, joined_consumer, new_topic
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import cpu_s, percentile
+from tests.bench.machine import cpu_s
 from tests.bench.produce import rate, send_tables
 
 _groups = count()

@@ -16,9 +16,9 @@ from typing import Any, Final
 import ray
 
 import raymq
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import joined_consumer, new_topic, workers
 from tests.bench.figures import Figure, Goal
-from tests.bench.machine import percentile
 
 PER_S: Final = 1000
 _groups = count()

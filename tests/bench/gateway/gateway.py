@@ -24,9 +24,10 @@ import psutil
 
 import raymq
 from placement.status import cluster_status
+from raymq.tools.bench.latencies import percentile
 from tests.bench.cluster import FROM_FIRST, new_topic
 from tests.bench.figures import Figure, Goal, Sample
-from tests.bench.machine import latencies_us, own_memory_mib, percentile, process_cpu_s
+from tests.bench.machine import latencies_us, own_memory_mib, process_cpu_s
 from tests.bench.produce import send_tables
 from tests.support.gateway.gateways import running_gateway
 

@@ -325,3 +325,73 @@ def test_top_shows_topics_and_groups_of_all_brokers(cli: Cli, mq: raymq.Client, 
     assert sum(one.topics[topic].messages for one in readings.values() if one is not None) == 27
     assert sum(one.groups["cli-top", topic].consumed for one in readings.values() if one is not None) == 20
     assert topic in [row[0] for row in cells(cli.alone("top", "--once", "--interval", "0.5").stdout)]
+
+
+def left_of_bench(mq: raymq.Client) -> list[str]:
+    """Return the topics and groups of `raymq bench` that exist now."""
+    names = [*mq.admin.list_topics(internal=True), *mq.admin.list_groups()]
+    return [name for name in names if "raymq-bench" in name]
+
+
+def test_bench_measures_all_phases_and_deletes_its_topic(cli: Cli, mq: raymq.Client, box: Sandbox) -> None:
+    options = ("--messages", "60", "--rate", "300/s", "--producers", "2", "--consumers", "2", "--batch", "25")
+    found = json.loads(cli.alone("bench", *options, "--size", "200", "--json").stdout)
+    phases = found["phases"]
+    assert list(phases) == ["publish", "batch", "consume", "receive", "delay"]
+    assert [phases[name]["messages"] for name in ("publish", "batch", "delay")] == [60, 60, 60]
+    assert phases["consume"]["messages"] == 120
+    assert phases["receive"]["messages"] == 120
+    for name in ("publish", "batch", "delay"):
+        times = [phases[name][key] for key in ("p50_ms", "p99_ms", "p999_ms", "max_ms")]
+        assert times == sorted(times)
+        assert times[0] > 0
+    assert [(one["broker"], one["replicas"], one["local"]) for one in found["brokers"]] == [
+        ("broker-a", 1, True),
+        ("broker-b", 1, True),
+    ]
+    assert {one["flush"] for one in found["brokers"]} <= {"SYNC_FLUSH", "ASYNC_FLUSH"}, found["brokers"]
+    [disk] = found["disks"]
+    assert disk["directory"].startswith(str(box.data))
+    assert (disk["error"], disk["write_bytes_per_s"] > 0) == ("", True)
+    assert (found["errors"], found["left"]) == ([], [])
+    assert found["topic"].startswith("raymq-bench-")
+    assert left_of_bench(mq) == []
+
+
+def test_bench_on_a_topic_of_the_user_keeps_the_topic(cli: Cli, mq: raymq.Client, topic: str) -> None:
+    with mq.producer() as producer:
+        producer.send(raymq.Message(topic, b"of the user"))
+    table = cli.rows("bench", "--topic", topic, "--messages", "10", "--rate", "200/s")
+    assert [row[:2] for row in table[1:]] == [
+        ["send one by one", "10"],
+        ["send batches", "10"],
+        ["poll and commit", "20"],
+        ["receive and acknowledge", table[4][1]],
+        ["delay from send to poll", "10"],
+    ]
+    assert sum(queue.messages for queue in mq.admin.describe_topic(topic)) == 31
+    assert left_of_bench(mq) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_bench_deletes_its_topic(mq: raymq.Client, number: signal.Signals) -> None:
+    address = ray.get_runtime_context().gcs_address
+    command = [RAYMQ, "bench", "--seconds", "600", "--rate", "20/s", "--json", "--address", address]
+    bench = subprocess.Popen(command, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def has_sent() -> bool:
+        topics = [name for name in mq.admin.list_topics() if "raymq-bench" in name]
+        return any(queue.messages for name in topics for queue in mq.admin.describe_topic(name))
+
+    with bench:
+        try:
+            eventually(has_sent, "the bench sends")
+            bench.send_signal(number)
+            printed, errors = bench.communicate(timeout=120)
+        finally:
+            bench.kill()
+    assert bench.returncode != 0
+    assert printed == ""
+    if number == signal.SIGINT:
+        assert (bench.returncode, errors.split()) == (130, ["raymq:", "interrupted"])
+    assert left_of_bench(mq) == []

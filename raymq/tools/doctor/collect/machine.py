@@ -133,16 +133,23 @@ def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
     """Return whether the directory's file system supports FIEMAP (None if unknown), and the durations in ms of up to
     FLUSHES small flushes, ascending."""
     with tempfile.TemporaryFile(dir=directory) as file:
-        descriptor, times_ms = file.fileno(), []
-        until_s = time.monotonic() + FLUSHES_MAX_S
-        for index in range(FLUSHES):
-            os.pwrite(descriptor, _BLOCK, index * len(_BLOCK))
-            started_s = time.perf_counter()
-            os.fdatasync(descriptor)
-            times_ms.append((time.perf_counter() - started_s) * 1000)
-            if time.monotonic() > until_s:
-                break
-        return _knows_fiemap(descriptor), tuple(sorted(times_ms))
+        times_ms = timed_flushes(file.fileno())
+        return _knows_fiemap(file.fileno()), times_ms
+
+
+def timed_flushes(descriptor: int, max_s: float = FLUSHES_MAX_S) -> tuple[float, ...]:
+    """Write and flush up to FLUSHES blocks of 4 KiB at the start of a file, for at most about `max_s`. Returns the
+    durations of the flushes (fdatasync) in ms, ascending. Overwrites the first bytes of the file."""
+    times_ms = []
+    until_s = time.monotonic() + max_s
+    for index in range(FLUSHES):
+        os.pwrite(descriptor, _BLOCK, index * len(_BLOCK))
+        started_s = time.perf_counter()
+        os.fdatasync(descriptor)
+        times_ms.append((time.perf_counter() - started_s) * 1000)
+        if time.monotonic() > until_s:
+            break
+    return tuple(sorted(times_ms))
 
 
 def _knows_fiemap(descriptor: int) -> bool | None:
