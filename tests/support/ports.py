@@ -13,14 +13,14 @@ from typing import Final
 PORTS: Final = range(20_000, 32_768)
 _TRIES: Final = 100
 
-# Each reserved port is the name of a socket in Linux's abstract namespace. No two processes can own the same name, and
-# Linux frees the names of a process that ends.
-_reserved: list[socket.socket] = []
-
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a TCP port of `host` on which nothing listens. No other test process gets this port until this process
-    ends. Raises RuntimeError if many random ports are all in use."""
+    ends. Raises RuntimeError if many random ports are all in use.
+
+    The port is reserved by the name of a socket in Linux's abstract namespace. No two processes can own the same name,
+    and Linux frees it when the process ends.
+    """
     for port in random.SystemRandom().sample(PORTS, _TRIES):
         name = socket.socket(socket.AF_UNIX)
         try:
@@ -30,6 +30,6 @@ def free_port(host: str = "127.0.0.1") -> int:
         except OSError:
             name.close()
             continue  # another test process has reserved the port, or a program uses it
-        _reserved.append(name)
+        name.detach()  # keep the name, and with it the port, until the process ends
         return port
     raise RuntimeError(f"{_TRIES} random TCP ports of {host} from {PORTS[0]} to {PORTS[-1]} are all in use")
