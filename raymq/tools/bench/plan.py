@@ -31,8 +31,8 @@ SECONDS_OF_MESSAGES: Final = 120.0
 BATCH_DEFAULT: Final = 500
 BATCH_BYTES_DEFAULT: Final = 4 << 20
 BATCH_BYTES_MAX: Final = 64 << 20
-DELAY_RATE: Final = 1000.0
-"""Default rate, in messages per second, of the phase DELAY."""
+DELAY_RATE_MAX: Final = 1000.0
+"""Highest default rate, in messages per second, of the phase DELAY."""
 QUEUES_MIN: Final = 4
 CALL_BYTES: Final = 16 << 20
 """Maximum number of bytes of bodies that one read of a consumer returns."""
@@ -94,9 +94,9 @@ class PhaseLimit:
 class BenchPlan:
     """A run: its options with all defaults filled in, and the limit of each phase.
 
-    `publish_rate`: messages per second of the phase PUBLISH, None for one send after another. `delay_rate`: messages
-    per second of the phase DELAY. `queues`: the number of queues of the temporary topic. `call_messages`: the maximum
-    number of messages that one read of a consumer returns.
+    `rate`: messages per second of the phases PUBLISH and DELAY. None: PUBLISH sends one message after another, and
+    `delay_rate` chooses the rate of DELAY. `queues`: the number of queues of the temporary topic. `call_messages`: the
+    maximum number of messages that one read of a consumer returns.
     """
 
     topic: str | None
@@ -106,14 +106,21 @@ class BenchPlan:
     batch: int
     queues: int
     call_messages: int
-    publish_rate: float | None
-    delay_rate: float
+    rate: float | None
     limits: dict[BenchPhase, PhaseLimit]
 
     @property
     def bytes_max(self) -> int:
         """The maximum number of bytes of bodies that the run sends."""
         return self.size * sum(self.limits[phase].messages for phase in PHASE_BYTES)
+
+    def delay_rate(self, sends_per_s: float) -> float:
+        """Return the messages per second of the phase DELAY. `sends_per_s`: what the phase PUBLISH reached.
+
+        The default is half of `sends_per_s`, and at most DELAY_RATE_MAX. At a higher rate than the cluster reaches, the
+        delays would be the waiting times of late sends.
+        """
+        return self.rate or min(DELAY_RATE_MAX, max(sends_per_s / 2, 1.0))
 
 
 def plan_run(options: BenchOptions) -> BenchPlan:
@@ -133,9 +140,8 @@ def plan_run(options: BenchOptions) -> BenchPlan:
     total_s = options.seconds
     if total_s is None:
         total_s = SECONDS_DEFAULT if options.messages is None else SECONDS_OF_MESSAGES
-    delay_rate = options.rate or DELAY_RATE
     limits = {
-        phase: PhaseLimit(_messages_of(phase, options, delay_rate, share * total_s), share * total_s)
+        phase: PhaseLimit(_messages_of(phase, options, share * total_s), share * total_s)
         for phase, share in TIME_SHARES.items()
     }
     return BenchPlan(
@@ -146,19 +152,19 @@ def plan_run(options: BenchOptions) -> BenchPlan:
         batch=batch,
         queues=max(QUEUES_MIN, options.producers, options.consumers),
         call_messages=max(1, min(CALL_MESSAGES, CALL_BYTES // size)),
-        publish_rate=options.rate,
-        delay_rate=delay_rate,
+        rate=options.rate,
         limits=limits,
     )
 
 
-def _messages_of(phase: BenchPhase, options: BenchOptions, delay_rate: float, seconds: float) -> int:
+def _messages_of(phase: BenchPhase, options: BenchOptions, seconds: float) -> int:
     """Return the maximum number of messages of a phase."""
     if options.messages is not None:
         most = options.messages
     else:
         most = max(1, min(int(BENCH_MESSAGES.high), PHASE_BYTES.get(phase, PHASE_BYTES_MAX) // options.size))
-    rate = delay_rate if phase is BenchPhase.DELAY else options.rate if phase is BenchPhase.PUBLISH else None
+    rates = {BenchPhase.PUBLISH: options.rate, BenchPhase.DELAY: options.rate or DELAY_RATE_MAX}
+    rate = rates.get(phase)
     return most if rate is None else max(1, min(most, math.ceil(rate * seconds)))
 
 

@@ -47,11 +47,12 @@ def _ms(value: float) -> str:
 def bench_lines(report: BenchReport) -> Iterator[str]:
     """Yield the lines below the table: what was measured, on which brokers, on which machine, beside which disk."""
     plan = report.plan
-    rate = "one after another" if plan.publish_rate is None else f"at {plan.publish_rate:,g}/s"
+    rate = "one after another" if plan.rate is None else f"at {plan.rate:,g}/s"
+    delays = "".join(f", delays at {one.rate:,.0f}/s" for one in report.results if one.phase is BenchPhase.DELAY)
     yield (
         f"messages of {plan.size:,} bytes to {_count(report.queues, 'queue')}; {_count(plan.producers, 'producer')} "
         f"and {_count(plan.consumers, 'consumer')} in threads of one process; single sends {rate}, batches of "
-        f"{plan.batch:,}, delays at {plan.delay_rate:,g}/s"
+        f"{plan.batch:,}{delays}"
     )
     for one in report.brokers:
         settings = f"settings unknown: {one.error}" if one.error else f"{one.flush}, min. {one.min_in_sync} in sync"
@@ -94,6 +95,8 @@ def bench_value(report: BenchReport) -> dict[str, Any]:
         }
         if one.latency is not None:
             figures |= {name: round(value, 4) for name, value in one.latency._asdict().items()}
+        if one.rate is not None:
+            figures["rate"] = round(one.rate, 1)
         phases[BenchPhase(one.phase).name.lower()] = figures | ({"note": one.note} if one.note else {})
     return {
         "topic": report.topic,
@@ -103,8 +106,7 @@ def bench_value(report: BenchReport) -> dict[str, Any]:
         "producers": plan.producers,
         "consumers": plan.consumers,
         "batch": plan.batch,
-        "publish_rate": plan.publish_rate,
-        "delay_rate": plan.delay_rate,
+        "rate": plan.rate,
         "phases": phases,
         "brokers": [asdict(one) for one in report.brokers],
         "disks": [asdict(one) for one in report.disks],

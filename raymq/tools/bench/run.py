@@ -43,7 +43,8 @@ LoopWork = Callable[[Any, Tally, int], None]
 class PhaseResult:
     """The result of a phase. `bytes`: of the bodies. `seconds`: from the start of the phase to its last message.
     `latency`: of the calls, or in the phase DELAY from the scheduled send to the poll; None without calls. `note`: why
-    the figures are less than the plan; else empty."""
+    the figures are less than the plan; else empty. `rate`: the messages per second of sends at a fixed rate, else
+    None."""
 
     phase: BenchPhase
     messages: int
@@ -51,6 +52,7 @@ class PhaseResult:
     seconds: float
     latency: LatencySummary | None = None
     note: str = ""
+    rate: float | None = None
 
     @property
     def messages_per_s(self) -> float:
@@ -155,11 +157,11 @@ class BenchRun:
 
     def _publish(self) -> PhaseResult:
         plan, phase = self._plan, BenchPhase.PUBLISH
-        schedule = None if plan.publish_rate is None else SendSchedule(plan.publish_rate, plan.producers)
+        schedule = None if plan.rate is None else SendSchedule(plan.rate, plan.producers)
         with self._producers() as producers:
             loop = PhaseLoop(plan.limits[phase].seconds)
             tallies = self._send_all(phase, loop, producers, self._sends(loop, phase, schedule, None))
-        return _result(phase, loop, tallies, _rate_note(tallies, loop, plan.publish_rate))
+        return _result(phase, loop, tallies, _rate_note(tallies, loop, plan.rate), plan.rate)
 
     def _publish_batches(self) -> PhaseResult:
         plan, phase = self._plan, BenchPhase.BATCH
@@ -241,7 +243,9 @@ class BenchRun:
 
     def _delays(self) -> PhaseResult:
         plan, phase = self._plan, BenchPhase.DELAY
-        schedule = SendSchedule(plan.delay_rate, plan.producers)
+        [published] = (one for one in self.results if one.phase is BenchPhase.PUBLISH)
+        rate = plan.delay_rate(published.messages_per_s)
+        schedule = SendSchedule(rate, plan.producers)
 
         def watch(consumer: Any, tally: Tally, index: int) -> None:
             loop.watch_delays(consumer, tally, self._token, plan.call_messages)
@@ -270,7 +274,7 @@ class BenchRun:
                 f"{phase}: {missing:,} of {_sum(sent):,} messages did not arrive within {LAST_MESSAGES_S:g} s after "
                 "the last send; see `raymq status`"
             )
-        return _result(phase, loop, received, _rate_note(sent, loop, plan.delay_rate))
+        return _result(phase, loop, received, _rate_note(sent, loop, rate), rate)
 
     @contextmanager
     def _producers(self) -> Iterator[list[Any]]:
@@ -308,7 +312,9 @@ def _sum(tallies: Sequence[Tally]) -> int:
     return sum(tally.messages for tally in tallies)
 
 
-def _result(phase: BenchPhase, loop: PhaseLoop, tallies: Sequence[Tally], note: str = "") -> PhaseResult:
+def _result(
+    phase: BenchPhase, loop: PhaseLoop, tallies: Sequence[Tally], note: str = "", rate: float | None = None
+) -> PhaseResult:
     last_s = max((tally.last_s for tally in tallies if tally.messages), default=loop.start_s)
     return PhaseResult(
         phase,
@@ -317,6 +323,7 @@ def _result(phase: BenchPhase, loop: PhaseLoop, tallies: Sequence[Tally], note: 
         last_s - loop.start_s,
         summarize(tally.latencies_s for tally in tallies),
         note,
+        rate,
     )
 
 

@@ -52,7 +52,7 @@ def test_the_default_plan_is_bounded_in_time_and_bytes() -> None:
     assert plan.limits[BenchPhase.BATCH].messages == (512 << 20) // 1024
     assert plan.limits[BenchPhase.DELAY] == PhaseLimit(3500, 3.5)
     assert plan.bytes_max == (256 << 20) + (512 << 20) + 3500 * 1024
-    assert (plan.batch, plan.queues, plan.publish_rate, plan.delay_rate) == (500, 4, None, 1000)
+    assert (plan.batch, plan.queues, plan.rate) == (500, 4, None)
 
 
 def test_options_change_the_plan() -> None:
@@ -62,8 +62,18 @@ def test_options_change_the_plan() -> None:
         BenchPhase.RECEIVE: 90, BenchPhase.DELAY: 50,
     }  # fmt: skip
     assert (plan.batch, plan.queues, plan.call_messages) == (4, 6, 16)
-    assert (plan.publish_rate, plan.delay_rate) == (20, 20)
+    assert plan.rate == 20
     assert sum(limit.seconds for limit in plan_run(BenchOptions(messages=1)).limits.values()) == pytest.approx(120)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sends_per_s", "delay_rate"),
+    [(None, 5000.0, 1000), (None, 340.0, 170), (None, 0.0, 1), (2000.0, 50.0, 2000)],
+)
+def test_delays_are_measured_at_a_rate_that_the_cluster_reaches(
+    rate: float | None, sends_per_s: float, delay_rate: float
+) -> None:
+    assert plan_run(BenchOptions(rate=rate)).delay_rate(sends_per_s) == delay_rate
 
 
 @pytest.mark.parametrize(
@@ -210,6 +220,7 @@ REPORT = BenchReport(
         PhaseResult(BenchPhase.PUBLISH, 2000, 2_048_000, 2.0, summarize([array("d", [0.00025] * 1999 + [1.5])])),
         PhaseResult(BenchPhase.CONSUME, 500_000, 512_000_000, 2.5, None, "slow"),
         PhaseResult(BenchPhase.RECEIVE, 0, 0, 0.0),
+        PhaseResult(BenchPhase.DELAY, 100, 102_400, 2.0, summarize([array("d", [0.002])]), rate=1234.56),
     ],
     [BrokerSetup("broker-a", 1, True, "SYNC_FLUSH", 1), BrokerSetup("broker-b", 3, False, error="refused")],
     [DiskFigures("/data", 64 << 20, 412e6, 0.4, 12.34), DiskFigures("/log", error="/log cannot be written: read-only")],
@@ -224,13 +235,14 @@ def test_the_table_has_rates_and_percentiles() -> None:
         ["send one by one", "2,000", "1,000", "1.0", "0.250", "0.250", "0.250", "1,500"],
         ["poll and commit", "500,000", "200,000", "204.8", "-", "-", "-", "-"],
         ["receive and acknowledge", "0", "0", "0.0", "-", "-", "-", "-"],
+        ["delay from send to poll", "100", "50", "0.1", "2.000", "2.000", "2.000", "2.000"],
     ]
 
 
 def test_the_lines_below_the_table_name_brokers_machine_and_disk() -> None:
     assert list(bench_lines(REPORT)) == [
         "messages of 1,024 bytes to 4 queues; 2 producers and 1 consumer in threads of one process; single sends at "
-        "50/s, batches of 500, delays at 50/s",
+        "50/s, batches of 500, delays at 1,235/s",
         "broker-a: 1 replica, SYNC_FLUSH, min. 1 in sync; its master is on this node",
         "broker-b: 3 replicas, settings unknown: refused; its master is on another node",
         "machine host-1: 2 cores, 8.0 GiB, load 1.5 before and 2.2 after; Linux 6.1, Python 3.11.7, raymq 0.2.0",
@@ -249,6 +261,7 @@ def test_the_json_has_numbers_by_phase() -> None:
     }  # fmt: skip
     assert value["phases"]["consume"]["note"] == "slow"
     assert "p50_ms" not in value["phases"]["consume"]
+    assert (value["rate"], value["phases"]["delay"]["rate"]) == (50, 1234.6)
     assert value["temporary"]
     assert value["machine"]["load"] == (1.5, 2.25)
     assert value["disks"][0]["flush_p99_ms"] == 12.34
