@@ -90,6 +90,12 @@ def _permissions(route: TopicRoute, data: QueueData) -> list[Permission]:
     return [_PERMISSIONS[PERM_READ * (number < reads) | PERM_WRITE * (number < writes)] for number in range(count)]
 
 
+def broker_groups_of(route: TopicRoute) -> set[str]:
+    """Return the names of a topic's broker groups, including groups that are away: they have messages and transactions
+    of the topic, which clients name."""
+    return {data.broker_name for data in route.queues} | {queue.broker_name for queue in route.all_queues}
+
+
 def assignments_of(route: TopicRoute, topic: Resource, endpoints: Endpoints, *, ordered: bool) -> Sequence[Assignment]:
     """Return the queues from which a push consumer receives. Each member of a group gets all broker groups, because
     the brokers share the messages among the receives. In order mode each queue has an assignment of its own.

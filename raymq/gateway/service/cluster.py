@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
 from raymq.client.producer.async_producer import ROUTE_VALID_S, AsyncProducer
 from raymq.client.transactions.group_transactions import GroupTransactions
-from raymq.common.errors import GroupNotExistError, RaymqError, SystemBusyError
+from raymq.common.errors import GroupNotExistError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, PullResult
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.clients import ConsumerData
@@ -29,14 +29,20 @@ from raymq.common.protocol.group import GroupConfig
 from raymq.common.protocol.route import MASTER_ID, TopicRoute
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.protocol.transactions import EndResult, EndTransactionRequest, TransactionCheck
+from raymq.common.retry import left_s, persist_until
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
 from raymq.remoting.async_lane_pool import ASYNC_CALLS_MAX
-from raymq.remoting.broker_client import AsyncBrokerClient
+from raymq.remoting.broker_client import AsyncBrokerClient, BrokerClient, broker_client
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 ROUTES_MAX: Final = 10_000
 """Maximum number of topics whose routes are kept. Beyond this number all are dropped."""
 GROUP_VALID_S: Final = 5.0
+GROUP_PATIENCE_S: Final = 20.0
+"""Time in seconds for which a question about a group is repeated while no broker answers."""
+GROUP_CALL_S: Final = 5.0
+"""Timeout in seconds of one question about a group, and the time for which a broker that did not answer is asked
+last."""
 GROUPS_KNOWN_MAX: Final = 10_000
 """Maximum number of groups whose settings are kept. Beyond this number all are dropped."""
 CLUSTER_CALLS_MAX: Final = 16
@@ -62,9 +68,56 @@ class TopicRoutes(Protocol):
 
 
 class GroupSettings(Protocol):
-    """The settings of groups (`client.admin`). The call blocks."""
+    """The settings of groups (`BrokersGroupSettings`). The call blocks."""
 
     def group_config(self, group: str) -> GroupConfig: ...
+
+
+class BrokersGroupSettings:
+    """Asks the brokers for the settings of groups. Thread-safe.
+
+    An administrator stores the settings of a group at each broker. So the first answer counts, and consumers can start
+    while a broker group is away. `brokers`: returns the names of all brokers. `broker`: returns the client of a broker.
+    """
+
+    def __init__(
+        self,
+        brokers: Callable[[], Iterable[str]],
+        broker: Callable[[str], BrokerClient] = broker_client,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._brokers, self._broker, self._clock = brokers, broker, clock
+        self._silent_until_s: dict[str, float] = {}
+
+    def group_config(self, group: str) -> GroupConfig:
+        """Return a group's settings from the first broker that has them. Blocks up to GROUP_PATIENCE_S.
+
+        Raises GroupNotExistError if no broker that answers has the group. Raises ServiceNotAvailableError or
+        RequestTimeoutError if no broker answers.
+        """
+        return persist_until(time.monotonic() + GROUP_PATIENCE_S, lambda left_s: self._first_answer(group, left_s))
+
+    def _first_answer(self, group: str, timeout_s: float) -> GroupConfig:
+        """Ask one broker after another, the ones that did not answer lately last."""
+        deadline_s, now_s = time.monotonic() + timeout_s, self._clock()
+        missing: GroupNotExistError | None = None
+        failure: RaymqError = ServiceNotAvailableError("no broker is registered at the NameServer; see `raymq status`")
+        for name in sorted(self._brokers(), key=lambda one: (self._silent_until_s.get(one, now_s) > now_s, one)):
+            try:
+                found: GroupConfig = self._broker(name).call(
+                    "group_config", group, timeout_s=min(GROUP_CALL_S, left_s(deadline_s))
+                )
+            except GroupNotExistError as error:
+                missing = error
+            except RaymqError as error:
+                if not error.retryable:
+                    raise
+                self._silent_until_s[name] = self._clock() + GROUP_CALL_S
+                failure = error
+            else:
+                self._silent_until_s.pop(name, None)
+                return found
+        raise missing or failure
 
 
 class Transactions(Protocol):
@@ -282,7 +335,8 @@ def cluster_of(client: Client, producer: AsyncProducer, send_timeout_s: float) -
 
     transactions = GroupTransactions(routes=client.routes, storage=client.storages.get, brokers=client.routes.brokers)
     cluster = GatewayCluster(
-        *(client.routes, client.admin, producer, make_calls, transactions, client.heartbeats),
+        *(client.routes, BrokersGroupSettings(client.routes.brokers), producer, make_calls),
+        *(transactions, client.heartbeats),
         QueueCalls(client.routes, client.storages),
         send_timeout_s=send_timeout_s,
         body_limit=body_limit,

@@ -12,17 +12,21 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from raymq.client.consumer.simple.pop_steps import Place
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
-from raymq.common.errors import RaymqError
+from raymq.common.errors import RaymqError, RequestTimeoutError
 from raymq.common.protocol.pop import LeasePart
 from raymq.common.retry import Backoff
 from raymq.gateway.convert.leases import LeaseTerms
 
 logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""Longest time in seconds of the first look at one of several broker groups. A broker that does not answer, because its
+node is cut off, must not hide the messages of the other groups."""
 
 Later = Callable[[Coroutine[Any, Any, object]], None]
 """Type of a function that runs a coroutine in a task of its own, without a result."""
@@ -97,7 +101,8 @@ class PollingReceive:
         failure: RaymqError | None = None
         for broker in self.brokers:
             try:
-                messages = await self._receive(broker, 0.0, self.attempt_id)
+                is_last_chance = broker == self.brokers[-1] and not self.terms.wait_s
+                messages = await self._look(broker, None if is_last_chance else LOOK_S)
             except RaymqError as error:
                 failure = error
                 continue
@@ -109,6 +114,18 @@ class PollingReceive:
         if failure is not None:
             raise failure
         return []
+
+    async def _look(self, broker: str, timeout_s: float | None) -> list[ReceivedMessage]:
+        """Receive messages that a broker group has now. Raises RequestTimeoutError after `timeout_s`; the
+        messages of a later answer are given back."""
+        ends = asyncio.timeout(timeout_s)
+        try:
+            async with ends:
+                return await self._receive(broker, 0.0, self.attempt_id)
+        except TimeoutError:
+            if not ends.expired():
+                raise
+            raise RequestTimeoutError(f"a receive at broker group {broker!r}", timeout_s or 0.0) from None
 
     async def _wait_at_all(self, deadline_s: float, later: Later) -> list[ReceivedMessage]:
         """Wait at all broker groups at the same time, for the first that has messages."""

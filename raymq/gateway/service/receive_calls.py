@@ -30,9 +30,10 @@ from raymq.gateway.clients.connected_clients import ConnectedClients
 from raymq.gateway.convert.leases import invisible_time, lease_terms
 from raymq.gateway.convert.names import group_of, handle_of, namespace_of, subscription_of, topic_of
 from raymq.gateway.convert.outgoing import LeasedDelivery, outgoing
+from raymq.gateway.convert.routes import broker_groups_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, status_of
 from raymq.gateway.convert.times import timestamp
-from raymq.gateway.service.answers import answered, client_id_of, namespace_header
+from raymq.gateway.service.answers import answered, client_id_of, in_time, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.gathered_acks import GatheredAcks
 from raymq.gateway.service.polling_receive import GroupCalls, PollingReceive
@@ -230,8 +231,10 @@ class ReceiveCalls:
             except CallRefusedError as error:
                 statuses[text] = status_of(error)
         calls = self._cluster.group_calls(group, namespace)
-        for own in await self._by_broker(topic, handles):
-            statuses |= dict.fromkeys(own, await self._acked(calls, topic, [handles[text] for text in own]))
+        by_broker = await self._by_broker(topic, handles)
+        acks = [self._acked(call, calls, topic, [handles[text] for text in own]) for own in by_broker]
+        for own, status in zip(by_broker, await asyncio.gather(*acks), strict=True):
+            statuses |= dict.fromkeys(own, status)
         entries = [
             wire.AckMessageResultEntry(
                 message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=statuses[entry.receipt_handle]
@@ -241,19 +244,20 @@ class ReceiveCalls:
         return wire.AckMessageResponse(status=common_status([entry.status for entry in entries]), entries=entries)
 
     async def _by_broker(self, topic: str, handles: dict[str, str]) -> list[list[str]]:
-        """Group handles by whether the route has their brokers. A handle of a broker that does not have the topic would
-        make the whole call fail."""
-        route = await self._cluster.route(topic)
-        known = {data.broker_name for data in route.queues} | {queue.broker_name for queue in route.all_queues}
-        groups: dict[bool, list[str]] = {}
+        """Group handles by their broker, so that a broker group that is away fails only its own handles. The handles of
+        brokers that do not have the topic are one group: they would fail the handles of any other group."""
+        known = broker_groups_of(await self._cluster.route(topic))
+        groups: dict[str, list[str]] = {}
         for text, handle in handles.items():
-            groups.setdefault(handle.split(" ")[5] in known, []).append(text)
+            broker_name = handle.split(" ")[5]
+            groups.setdefault(broker_name if broker_name in known else "", []).append(text)
         return list(groups.values())
 
-    async def _acked(self, calls: GroupCalls, topic: str, handles: Sequence[str]) -> wire.Status:
-        """Acknowledge handles, and return their status."""
+    async def _acked(self, call: CallContext, calls: GroupCalls, topic: str, handles: Sequence[str]) -> wire.Status:
+        """Acknowledge the handles of one broker, and return their status. After the status of a timeout, the broker may
+        still acknowledge them."""
         try:
-            await self._acks.ack(calls, topic, handles)
+            await in_time(call, "an acknowledgement", self._acks.ack(calls, topic, handles))
             self.renewals.settle(calls.group, topic, handles)
         except InvalidArgumentError as error:
             return wire.Status(code=Code.INVALID_RECEIPT_HANDLE, message=str(error))
@@ -271,7 +275,8 @@ class ReceiveCalls:
         invisible_ms = invisible_time(request.invisible_duration)
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
-        [renewed] = await self._settled(calls.change_invisible_handles(topic, [handle], invisible_ms))
+        change = calls.change_invisible_handles(topic, [handle], invisible_ms)
+        [renewed] = await self._settled(in_time(call, "a change of the invisible time", change))
         self.renewals.settle(group, topic, [handle])
         if renewed is None:
             raise CallRefusedError(
@@ -286,7 +291,8 @@ class ReceiveCalls:
         namespace, group, topic = self._places(call, request.group, request.topic)
         handle = handle_of(group, topic, request.receipt_handle)
         calls = self._cluster.group_calls(group, namespace)
-        await self._settled(calls.dead_letter(topic, handle, max(request.delivery_attempt, 0)))
+        letter = calls.dead_letter(topic, handle, max(request.delivery_attempt, 0))
+        await self._settled(in_time(call, "a forward to the dead letters", letter))
         self.renewals.settle(group, topic, [handle])
         return wire.ForwardMessageToDeadLetterQueueResponse(status=ok())
 

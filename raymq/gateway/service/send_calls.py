@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from raymq.common.errors import RequestTimeoutError, TopicNotExistError
 from raymq.common.message import SendResult
@@ -22,16 +21,13 @@ from raymq.gateway.clients.send_window import SendWindow
 from raymq.gateway.convert.incoming import IncomingMessage, check_kind, incoming
 from raymq.gateway.convert.names import namespace_of, topic_of
 from raymq.gateway.convert.statuses import CallRefusedError, common_status, ok, sent_status
-from raymq.gateway.service.answers import answered, client_id_of, namespace_header
+from raymq.gateway.service.answers import answer_left_s, answered, client_id_of, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.service.stored_sends import StoredSends
 from raymq.gateway.service.transaction_calls import TransactionCalls
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
 from raymq.gateway.wire.table import SERVICE
-
-ANSWER_MARGIN_S: Final = 0.1
-"""Time in seconds before the caller's deadline at which a send ends, so that its answer arrives in time."""
 
 
 class SendCalls:
@@ -127,7 +123,7 @@ class SendCalls:
     def _left_s(self, call: CallContext) -> float:
         """Return the time in seconds in which a call must have an answer. Raises RequestTimeoutError if the caller has
         stopped waiting: nothing was sent."""
-        left_s = call.left_s() - ANSWER_MARGIN_S
+        left_s = answer_left_s(call)
         if left_s <= 0:
             raise RequestTimeoutError("a send that reached the gateway late", call.left_s())
         return left_s

@@ -22,6 +22,7 @@ from raymq.gateway.clients.access import GatewayAccess, sends
 from raymq.gateway.clients.command_streams import CommandStreams
 from raymq.gateway.convert.incoming import IncomingMessage
 from raymq.gateway.convert.names import namespace_of, topic_of
+from raymq.gateway.convert.routes import broker_groups_of
 from raymq.gateway.convert.statuses import CallRefusedError, ok
 from raymq.gateway.convert.transactions import (
     end_order,
@@ -31,7 +32,7 @@ from raymq.gateway.convert.transactions import (
     recovery_command,
     requested_end,
 )
-from raymq.gateway.service.answers import answered, namespace_header
+from raymq.gateway.service.answers import answer_left_s, answered, namespace_header
 from raymq.gateway.service.cluster import GatewayCluster
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code
@@ -94,11 +95,11 @@ class TransactionCalls:
         if wanted is not None:
             broker_name, order = wanted
             route = await self._cluster.route(topic)
-            if all(data.broker_name != broker_name for data in route.queues):
+            if broker_name not in broker_groups_of(route):
                 raise CallRefusedError(
                     Code.INVALID_TRANSACTION_ID, f"topic {topic!r} has no broker group of this transaction"
                 )
-            timeout_s = min(call.left_s(), self._cluster.send_timeout_s)
+            timeout_s = min(answer_left_s(call), self._cluster.send_timeout_s)
             await self._cluster.call(self._cluster.transactions.end, broker_name, topic, order, timeout_s)
         return wire.EndTransactionResponse(status=ok())
 

@@ -15,7 +15,7 @@ from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.common.errors import BodyUnreadableError, NoPermissionError, ServiceNotAvailableError
 from raymq.common.message import MessageExt, MessageQueue
 from raymq.gateway.convert.times import duration, millis
-from raymq.gateway.service import cluster as gateway_cluster
+from raymq.gateway.service import answers, cluster as gateway_cluster, polling_receive
 from raymq.gateway.wire import messages as wire
 from raymq.gateway.wire.enums import Code, FilterType
 from tests.component.gateway.test_gateway_calls import ORDERS, Gateway
@@ -289,6 +289,71 @@ def test_a_broker_that_does_not_answer_does_not_hide_the_messages_of_another(gat
         calls.put("b", b"0")
         code, messages = await receive(client, receive_request())
         assert (code, bodies(messages)) == (Code.OK, [b"0"])
+
+    gateway.run(scenario)
+
+
+def test_a_broker_that_never_answers_does_not_hide_the_messages_of_another(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling_receive, "LOOK_S", 0.01)
+    calls = gateway.calls["billing"]
+    calls.silent.add("a")
+
+    async def scenario(client: GatewayClient) -> None:
+        calls.put("b", b"0")
+        assert bodies((await receive(client, receive_request()))[1]) == [b"0"]
+        waiting = asyncio.ensure_future(receive(client, receive_request(wait_ms=20_000)))
+        await calls.wait_for_receives(6)
+        calls.put("b", b"1")
+        assert bodies((await waiting)[1]) == [b"1"]
+
+    gateway.run(scenario)
+
+
+async def one_of_each_broker(client: GatewayClient, calls: FakeGroupCalls) -> list[str]:
+    """Return the handles of a message of each broker."""
+    handles = []
+    for broker in ("a", "b"):
+        calls.put(broker, broker.encode())
+        _, [message] = await receive(client, receive_request(broker))
+        handles.append(message.system_properties.receipt_handle)
+    return handles
+
+
+def test_a_broker_that_is_away_fails_the_acknowledgements_of_its_own_messages_only(gateway: Gateway) -> None:
+    calls = gateway.calls["billing"]
+
+    async def scenario(client: GatewayClient) -> None:
+        handles = await one_of_each_broker(client, calls)
+        calls.failures["a"] = ServiceNotAvailableError("away")
+        answer = await ack(client, *handles, "rubbish", handles[0].replace(" a ", " z "))
+        bad = Code.INVALID_RECEIPT_HANDLE
+        assert answer == (Code.MULTIPLE_RESULTS, [Code.HA_NOT_AVAILABLE, Code.OK, bad, bad])
+        assert calls.settled() == 1
+        del calls.failures["a"]
+        assert await ack(client, *handles) == (Code.OK, [Code.OK, Code.OK])
+        assert calls.settled() == 2
+
+    gateway.run(scenario)
+
+
+def test_a_call_that_settles_messages_is_answered_before_the_deadline_of_its_client(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = gateway.calls["billing"]
+
+    async def scenario(client: GatewayClient) -> None:
+        first, second = await one_of_each_broker(client, calls)
+        calls.silent.add("a")
+        monkeypatch.setattr(answers, "ANSWER_MARGIN_S", ANSWER_S - 0.5)
+        assert await ack(client, first, second) == (Code.MULTIPLE_RESULTS, [Code.PROXY_TIMEOUT, Code.OK])
+        changed = await client.call("ChangeInvisibleDuration", change_request(first, 1000))
+        assert (changed.status.code, changed.receipt_handle) == (Code.PROXY_TIMEOUT, first)
+        forward = wire.ForwardMessageToDeadLetterQueueRequest(group=BILLING, topic=ORDERS, receipt_handle=first)
+        forwarded = await client.call("ForwardMessageToDeadLetterQueue", forward)
+        assert forwarded.status.code == Code.PROXY_TIMEOUT
+        assert calls.letters == []
 
     gateway.run(scenario)
 

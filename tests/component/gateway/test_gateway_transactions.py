@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from raymq.common.errors import RequestTimeoutError, TransactionError
+from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError, TransactionError
 from raymq.common.message import Message, SendStatus
 from raymq.common.names import HALF_TOPIC
 from raymq.common.protocol.transactions import LocalTransactionState, TransactionCheck
@@ -36,12 +37,13 @@ class Gateway:
     """A gateway on a fake store. `run` runs a scenario with a client of the gateway."""
 
     def __init__(self, make: MakeProducer) -> None:
-        self._make, self.store, self.topic = make, FakeStore(), "orders"
+        self._make, self.store, self.topic, self.layout = make, FakeStore(), "orders", ""
         self.transactions = FakeTransactions(a=[])
 
     def run(self, scenario: Scenario) -> None:
         async def main() -> None:
-            producer = self._make(self.store, route=topic_route(self.topic, a=2), send_timeout_s=30.0)
+            route = replace(topic_route(self.topic, a=2), layout=self.layout)
+            producer = self._make(self.store, route=route, send_timeout_s=30.0)
             more = {"transactions": self.transactions}
             calls = lambda group, namespace: FakeGroupCalls(group)  # noqa: E731
             async with gateway_of(producer, FakeGroups(), calls, **more) as client:
@@ -173,6 +175,19 @@ def test_an_id_that_is_no_id_of_the_topic_ends_nothing(gateway: Gateway, text: s
         assert (await client.call("EndTransaction", ends(text))).status.code == Code.INVALID_TRANSACTION_ID
         assert gateway.transactions.ends == []
 
+    gateway.run(scenario)
+
+
+def test_a_transaction_of_a_broker_group_that_left_the_routes_can_be_ended_later(gateway: Gateway) -> None:
+    """A client begins a new transaction after INVALID_TRANSACTION_ID, and repeats the end after HA_NOT_AVAILABLE."""
+
+    async def scenario(client: GatewayClient) -> None:
+        answer = await client.call("EndTransaction", ends("gone/1/2/id"))
+        assert answer.status.code == Code.HA_NOT_AVAILABLE
+        assert [broker for broker, *_ in gateway.transactions.ends] == ["gone"]
+
+    gateway.layout = "a:2;gone:2"
+    gateway.transactions.failure = ServiceNotAvailableError("broker group 'gone' is not available")
     gateway.run(scenario)
 
 

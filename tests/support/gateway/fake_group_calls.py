@@ -30,7 +30,8 @@ class _Lease:
 
 
 class FakeGroupCalls:
-    """The messages of a group, by broker. `failures`: an error for each broker that does not answer. `receives`: the
+    """The messages of a group, by broker. `failures`: an error for each broker that does not answer. `silent`: the
+    brokers whose calls never end. `receives`: the
     arguments of each receive: broker, wait in seconds, and attempt id. `waiting`: number of receives that wait now.
     `answers`: while it is clear, receives that wait
     get no answer."""
@@ -38,6 +39,7 @@ class FakeGroupCalls:
     def __init__(self, group: str) -> None:
         self.group = group
         self.failures: dict[str, RaymqError] = {}
+        self.silent: set[str] = set()
         self.receives: list[tuple[str, float, str]] = []
         self.letters: list[tuple[str, int]] = []
         self.returned: list[tuple[int, bool]] = []
@@ -75,6 +77,7 @@ class FakeGroupCalls:
         [(topic, subscription)] = subscriptions.items()
         end_s = time.monotonic() + wait_s
         self.receives.append((broker_name, wait_s, attempt_id))
+        await self._reach(broker_name)
         if wait_s:
             async with asyncio.timeout(WAIT_S):
                 await self.answers.wait()
@@ -130,8 +133,14 @@ class FakeGroupCalls:
                 raise InvalidArgumentError(f"topic {topic!r} is not on broker {receipt.broker_name!r}")
         return places
 
+    async def _reach(self, broker_name: str) -> None:
+        """Wait for ever if the broker is silent."""
+        if broker_name in self.silent:
+            await asyncio.Event().wait()
+
     async def ack_places(self, places: Sequence[Place]) -> int:
         for receipt, _ in places:
+            await self._reach(receipt.broker_name)
             if receipt.broker_name in self.failures:
                 raise self.failures[receipt.broker_name]
         return self._settle([self._at(place) for place in places])
@@ -149,6 +158,7 @@ class FakeGroupCalls:
     ) -> list[str | None]:
         renewed: list[str | None] = []
         for receipt, offset in await self.places(topic, handles):
+            await self._reach(receipt.broker_name)
             lease = self._at((receipt, offset))
             if lease is None:
                 renewed.append(None)
@@ -182,6 +192,7 @@ class FakeGroupCalls:
 
     async def dead_letter(self, topic: str, handle: str, attempts: int = 0, failure: str = "") -> bool:
         [place] = await self.places(topic, [handle])
+        await self._reach(place[0].broker_name)
         if not self._settle([self._at(place)]):
             return False
         self.letters.append((handle, attempts))
