@@ -92,6 +92,7 @@ SHARING = {
         "chaos/clients/test_official_clients.py",
         "chaos/clients/test_official_groups.py",
         "chaos/clients/test_official_faults.py",
+        "chaos/clients/test_broker_group_away.py",
     ),
     "three replicas": (
         "chaos/processes/test_overlapping_faults.py",

@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
+import ray
 
 import raymq
+from raymq.client.cluster.launcher import launch
+from raymq.common.config.cluster import load_settings
 from raymq.common.errors import RaymqError
-from tests.support.clusters.cluster import actor_processes
+from raymq.common.names import NAMESPACE, StorageName
+from raymq.remoting.actor_ref import ActorRef, find_actor
+from tests.support.clusters.cluster import Sandbox, actor_processes
+from tests.support.history.waiting import eventually
 
 POLL_S = 0.002
+END_S = 60.0
 
 
 @contextmanager
@@ -31,6 +38,22 @@ def standing_still(*pids: int) -> Iterator[None]:
         for pid in pids:
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def broker_group_away(box: Sandbox, broker_name: str) -> Iterator[None]:
+    """Kill the broker and the only store of a broker group permanently. At the end of the block, start both again, as
+    `raymq up` does."""
+    names = [broker_name, str(StorageName(broker_name, 0))]
+    store = psutil.Process(ActorRef(names[1]).call("describe").pid)
+    try:
+        for name in names:
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        eventually(lambda: not any(map(find_actor, names)), f"the end of {broker_name}")
+        store.wait(END_S)
+        yield
+    finally:
+        launch("start", ray.get_runtime_context().gcs_address, load_settings(box.work / "raymq.yaml"))
 
 
 class _Killer:
