@@ -32,6 +32,7 @@ from raydp_jobs.jobs.archive_check import verify
 from raydp_jobs.jobs.replay_source import Selection
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.stream.topic_stream import StartingOptions
+from raymq.client.producer.settings import ProducerOptions
 from raymq.client.scan.ranges import ScanOptions
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import ConsumeFromWhere
@@ -172,6 +173,7 @@ def options_of(function: Callable[..., Any], more: type) -> set[str]:
 def test_the_tables_have_each_option() -> None:
     assert READS.keys() | OF_THEIR_OWN == options_of(read_topic, ScanOptions)
     assert options_of(stream_topic, StartingOptions) == STREAMED
+    assert options_of(write_topic, ProducerOptions) - {"df", "topic"} == WRITTEN | NOT_OF_WRITES
 
 
 @pytest.mark.parametrize("option", READS)
@@ -320,11 +322,35 @@ def test_a_batch_waits_for_its_messages_no_longer_than_its_delay(
     assert set(sink.all) == stored.places(ALL)
 
 
+WRITTEN = {
+    *("write_id", "plan_location", "sort", "check_first", "client", "send_timeout_s", "attempt_timeout_s"),
+    *("max_buffered_bytes", "max_buffered_messages", "max_message_size_bytes", "compression"),
+    *("when_full", "hooks", "check_forbidden"),
+}
+"""The options of `write_topic` that the following test uses."""
+NOT_OF_WRITES = {"send_latency_enable", "retry_when_not_store_ok", "default_topic_queue_nums"}
+"""Settings of producers that `write_topic` refuses."""
+
+
 def test_a_write_with_each_option_is_stored_once(
     mq: raymq.Client, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     source = salaries().head(3000)
     rows = as_messages(spark, source, tmp_path / "rows").coalesce(1)
+    notes = tmp_path / "notes"
+
+    # The hooks are nested, so that they are pickled by value for the executors. They note the sends in a file.
+    def note(line: str) -> None:
+        with notes.open("a") as file:
+            file.write(f"{line}\n")
+
+    class Hook:
+        def before_send(self, context: object) -> None:
+            note("before")
+
+        def after_send(self, context: object) -> None:
+            note("after")
+
     options: dict[str, Any] = {
         "write_id": "lahman",
         "plan_location": str(tmp_path / "plans"),
@@ -337,9 +363,14 @@ def test_a_write_with_each_option_is_stored_once(
         "max_buffered_messages": 500,
         "max_message_size_bytes": 1 << 20,
         "compression": Compression(CompressionType.ZLIB),
+        "when_full": "block",
+        "hooks": [Hook()],
+        "check_forbidden": [lambda context: note("allowed")],
     }
+    assert options.keys() == WRITTEN
     summary = write_topic(rows.sortWithinPartitions("keys"), topic, **options)
     assert (summary.rows, summary.stored_before) == (3000, 0)
+    assert Counter(notes.read_text().splitlines()) == dict.fromkeys(("before", "after", "allowed"), 3000)
     mq.admin.update_topic(topic, queues=6)
     # Other queues and another order of the rows are no other write.
     again = write_topic(rows.sortWithinPartitions("tags"), topic, **options)

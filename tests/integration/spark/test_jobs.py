@@ -3,14 +3,20 @@ session."""
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner, Result
@@ -21,8 +27,10 @@ import raymq
 from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.spark_job import SessionSize
+from raydp_jobs.stream.progress import batch_size, topic_sources
 from raymq.common.message import ConsumeFromWhere
 from raymq.tools.cli import cli
+from raymq.tools.cli.terminal.output import client_of
 from tests.support.history.waiting import eventually
 
 TOPIC = "job-orders"
@@ -30,6 +38,17 @@ AGAIN = "job-orders-again"
 GROUP = "job-billing"
 MESSAGES = 3000
 TAGS = ("paid", "late", None)
+JOBS = {
+    "archive": archive,
+    "dead-letters": dead_letters,
+    "replay": replay,
+    "topic-stats": topic_stats,
+    "windowed-counts": windowed_counts,
+}
+OF_SESSIONS = {"--executors", "--executor-cores", "--executor-memory", "--start-timeout"}
+"""Options of a session of Spark's own, which tests/chaos/spark start."""
+OF_CONNECTIONS = {"--address", "--namespace", "--quiet"}
+"""Options that all commands share. The test of a count that goes on is in a namespace."""
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +72,8 @@ def send(mq: raymq.Client, numbers: range) -> list[bytes]:
 
 @pytest.fixture
 def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a `raymq job` command. The command uses the test module's Spark session and client
-    instead of its own."""
+    """Return a function that runs a `raymq job` command. The command connects to the test module's cluster, and uses
+    the module's Spark session instead of its own."""
 
     @contextmanager
     def session(
@@ -65,17 +84,12 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
         quiet: bool,
         check: Callable[[raymq.Client], None],
     ) -> Iterator[Any]:
-        check(mq)
-        yield spark, mq
-
-    @contextmanager
-    def client(address: str | None) -> Iterator[raymq.Client]:
-        yield mq
+        with client_of(address) as client:
+            check(client)
+            yield spark, client
 
     for module in (archive, topic_stats, windowed_counts):
         monkeypatch.setattr(module, "spark_job", session)
-    for other in (dead_letters, replay):
-        monkeypatch.setattr(other, "client_of", client)
 
     def invoke(*arguments: str, code: int = 0) -> Result:
         result = CliRunner().invoke(cli, ["job", *arguments])
@@ -83,6 +97,36 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
         return result
 
     return invoke
+
+
+def messages_of(mq: raymq.Client, topic: str) -> list[raymq.MessageExt]:
+    """Return all messages of a topic."""
+    found: list[raymq.MessageExt] = []
+    for queue in mq.admin.describe_topic(topic):
+        found += mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ()
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a topic: the messages that were stored in a period of time."""
+
+    start_ms: int
+    end_ms: int
+
+    @classmethod
+    def middle_of(cls, messages: Sequence[raymq.MessageExt]) -> Part:
+        """Return the period that begins after the first third of the messages, and ends before the last third."""
+        times = sorted(message.store_timestamp_ms for message in messages)
+        return cls(times[len(times) // 3], times[2 * len(times) // 3] + 1)
+
+    def of(self, messages: Sequence[raymq.MessageExt], *tags: str) -> list[raymq.MessageExt]:
+        """Return the messages of this part that have one of the tags."""
+        return [one for one in messages if self.start_ms <= one.store_timestamp_ms < self.end_ms and one.tags in tags]
+
+
+def iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def check_picture(path: Path) -> None:
@@ -93,7 +137,9 @@ def check_picture(path: Path) -> None:
 
 
 @pytest.mark.long
-def test_figures_of_a_topic_match_the_sent_messages(run: Any, sent: list[bytes], tmp_path: Path) -> None:
+def test_figures_of_a_topic_match_the_sent_messages(
+    run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path
+) -> None:
     path = tmp_path / "orders.png"
     value = json.loads(run("topic-stats", TOPIC, "--json", "--picture", str(path)).output)
     [topic] = value["topics"]
@@ -101,6 +147,32 @@ def test_figures_of_a_topic_match_the_sent_messages(run: Any, sent: list[bytes],
     assert {one["tags"]: one["messages"] for one in topic["tags"]} == dict.fromkeys(TAGS, 1000)
     assert sum(one["messages"] for one in topic["over_time"]) == MESSAGES
     check_picture(path)
+
+
+@pytest.mark.long
+def test_figures_of_a_part_of_a_topic_match_its_messages(
+    run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path
+) -> None:
+    page, stored = tmp_path / "part.html", messages_of(mq, TOPIC)
+    part = Part.middle_of(stored)
+    expected = part.of(stored, "paid", "late")
+    period = ("--from", iso(part.start_ms), "--to", iso(part.end_ms))
+    options = ("--every", "1s", "--top", "1", "--tags", "paid || late", *period)
+    value = json.loads(run("topic-stats", TOPIC, *options, "--report", str(page), "--json").output)
+    [topic] = value["topics"]
+    assert 0 < topic["messages"] == len(expected) < MESSAGES
+    tags = Counter(one.tags for one in expected)
+    [common] = topic["tags"]
+    assert common["messages"] == tags[common["tags"]] == max(tags.values())
+    assert topic["other_tags"] == len(expected) - common["messages"]
+    seconds = Counter(one.store_timestamp_ms // 1000 for one in expected)
+    intervals = {datetime.fromisoformat(one["start"]).timestamp(): one["messages"] for one in topic["over_time"]}
+    assert {start: count for start, count in intervals.items() if count} == seconds
+    assert value["report"] == str(page)
+    text = page.read_text()
+    assert f"Messages with the tags paid || late stored from {iso(part.start_ms)[:10]}" in text
+    for cell in (TOPIC, f"{len(expected):,}", common["tags"], f"{common['messages']:,}"):
+        assert f">{cell}</td>" in text
 
 
 def archived(folder: Path) -> list[bytes]:
@@ -125,11 +197,26 @@ def test_a_topic_is_archived_verified_and_replayed_once(
     [figures] = json.loads(run("topic-stats", AGAIN, "--json").output)["topics"]
     assert {one["tags"]: one["messages"] for one in figures["tags"]} == dict.fromkeys(TAGS, 1000)
 
+    stored = messages_of(mq, TOPIC)
+    part = Part.middle_of(stored)
+    paid = part.of(stored, "paid")
+    queue = paid[0].queue
+    expected = [one for one in paid if one.queue == queue]
+    period = ("--from", iso(part.start_ms), "--to", iso(part.end_ms))
+    chosen = ("--tags", "paid", "--queue", f"{queue.broker_name}:{queue.queue_id}", *period)
+    options = ("--rate", "50000/s", "--name", "part", *chosen)
+    done = json.loads(run("replay", str(tmp_path / TOPIC), AGAIN, *options, "--json").output)
+    assert (done["selected"], done["sent"], done["name"]) == (len(expected), len(expected), "part")
+    assert len(expected) < MESSAGES // 3
+
     more = send(mq, range(MESSAGES, MESSAGES + 30))
     assert json.loads(run("archive", TOPIC, str(tmp_path), "--json").output)["messages"] == 30
     assert archived(tmp_path / TOPIC) == sorted([*sent, *more])
-    nothing = run("archive", TOPIC, str(tmp_path / "before"), "--before", "2020-01-01", "--json")
-    assert json.loads(nothing.output)["messages"] == 0
+    early = ("archive", TOPIC, str(tmp_path / "before"), "--skip-lost", "--to")
+    assert json.loads(run(*early, "2020-01-01", "--json").output)["messages"] == 0
+    before = sorted(one.body for one in stored if one.store_timestamp_ms < part.start_ms)
+    assert json.loads(run(*early, iso(part.start_ms), "--json").output)["messages"] == len(before) > 0
+    assert archived(tmp_path / "before" / TOPIC) == before
 
 
 def test_dead_letters_are_shown_with_their_reason(
@@ -150,17 +237,28 @@ def test_dead_letters_are_shown_with_their_reason(
     check_picture(path)
     assert GROUP in run("dead-letters").output
 
+    letters = [letter.message for letter in mq.admin.dead_letters(GROUP).each()]
+    value = json.loads(run("dead-letters", GROUP, "--every", "1s", "--reason-property", "n", "--json").output)
+    [group] = value["groups"]
+    assert value["every_s"] == 1
+    assert {cause["reason"] for cause in group["causes"]} == {message.properties["n"] for message in seen[:10]}
+    starts = {datetime.fromisoformat(one["start"]).timestamp() for one in group["over_time"]}
+    assert starts == {message.store_timestamp_ms // 1000 for message in letters}
+    first_ms = min(message.store_timestamp_ms for message in letters)
+    for option, count in (("--from", 10), ("--to", 0)):
+        [group] = json.loads(run("dead-letters", GROUP, option, iso(first_ms), "--json").output)["groups"]
+        assert group["dead_letters"] == count
+
 
 def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]:
     """Return the message counts that a job stored in a topic, by the start time of the counted window in ms, and by
     tag. Checks that no count is stored twice."""
     found: dict[tuple[int, str | None], int] = {}
-    for queue in mq.admin.describe_topic(topic):
-        for message in mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ():
-            body = json.loads(message.body)
-            assert (body["start_ms"], body["tags"]) not in found
-            assert message.tags == body["tags"]
-            found[body["start_ms"], body["tags"]] = body["messages"]
+    for message in messages_of(mq, topic):
+        body = json.loads(message.body)
+        assert (body["start_ms"], body["tags"]) not in found
+        assert message.tags == body["tags"]
+        found[body["start_ms"], body["tags"]] = body["messages"]
     return found
 
 
@@ -227,6 +325,67 @@ def test_the_last_windows_of_a_topic_are_closed_once(run: Any, mq: raymq.Client,
     assert (again["closed"], again["closed_before"], again["counts"]) == (True, True, 0)
     assert "is closed" in str(run(*arguments, code=1).exception)
     assert counts_in(mq, target) == found
+
+
+@pytest.mark.long
+def test_a_count_begins_at_the_end_of_a_topic_and_goes_on_until_it_is_stopped(
+    run: Any, spark: SparkSession, mq: raymq.Client, tmp_path: Path
+) -> None:
+    """A thread sends messages while the job runs, more in each second than a batch may have. It stops the job's query
+    after some windows are counted."""
+    source, target, group, most = "events", "counts", "job-counting", 10
+    with raymq.connect(namespace="job-team") as client, ThreadPoolExecutor(1) as threads:
+        client.admin.create_topics({source: 1, target: 2})
+        told: dict[str, Any] = {"second": 0}
+
+        def send(key: str) -> None:
+            with client.producer("job-test") as producer:
+                producer.send_batch([raymq.Message(source, b"event", keys=(key,))] * (most + 2))
+
+        def counts() -> list[Any]:
+            return [json.loads(message.body) for message in messages_of(client, target)]
+
+        def some_windows() -> bool:
+            if int(time.time()) > told["second"]:
+                told["second"] = int(time.time())
+                send("new")
+            return len({body["start_ms"] // 1000 % 2 for body in counts()}) == 2
+
+        def stop() -> None:
+            [query] = eventually(lambda: spark.streams.active, "the job's query")
+            try:
+                eventually(some_windows, "the counts of some windows", 180)
+                told["trigger"] = query._jsq.streamingQuery().trigger().toString()
+                told["sizes"] = [batch_size(one) for each in query.recentProgress for one in topic_sources(each)]
+            finally:
+                query.stop()
+
+        send("old")
+        stopping = threads.submit(stop)
+        where = ("--namespace", "job-team", "--checkpoint", str(tmp_path), "--from", "end", "--trigger", "1s")
+        windows = ("--window", "2s", "--slide", "1s", "--watermark", "1s", "--by", "keys", "--time", "born")
+        limits = ("--max-offsets", str(most), "--commit-group", group)
+        done = json.loads(run("windowed-counts", source, target, *where, *windows, *limits, "--json").output)
+        stopping.result()
+        found, [queue] = counts(), client.admin.group_summary(group).queues
+    assert told["trigger"] == "ProcessingTimeTrigger(1000)"
+    assert max(told["sizes"]) == most
+    assert queue.committed is not None
+    assert queue.committed > 0
+    assert {body["keys"] for body in found} == {"new"}
+    assert {body["end_ms"] - body["start_ms"] for body in found} == {2000}
+    assert len({body["start_ms"] for body in found}) == len(found) >= done["counts"] > 0
+
+
+def test_the_tests_use_each_option_of_the_jobs() -> None:
+    used: dict[str, set[str]] = {name: set() for name in JOBS}
+    for function in ast.parse(Path(__file__).read_text()).body:
+        texts = {str(node.value) for node in ast.walk(function) if isinstance(node, ast.Constant)}
+        for name in JOBS.keys() & texts if isinstance(function, ast.FunctionDef) else ():
+            used[name] |= {text for text in texts if text.startswith("--")}
+    for name, module in JOBS.items():
+        options = {parameter.opts[-1] for parameter in module.command.params if isinstance(parameter, click.Option)}
+        assert options - OF_SESSIONS - OF_CONNECTIONS <= used[name], name
 
 
 def test_an_error_is_one_line(run: Any, tmp_path: Path) -> None:
