@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -67,13 +68,10 @@ def test_every_further_line_of_an_error_is_indented(text: str) -> None:
 @settings(deadline=None)
 @given(st.lists(STORED, min_size=1, max_size=4))
 def test_a_cell_of_a_table_is_literal(texts: list[str]) -> None:
-    with out.capture() as captured:
-        wide = max(200, 12 * sum(map(len, texts)))
-        before, out.width = out.width, wide
-        try:
-            table(["text"], [[text] for text in texts])
-        finally:
-            out.width = before
+    wide = max(200, 12 * sum(map(len, texts)))
+    # Replace the attribute behind the property `width`, because the property cannot become unset again.
+    with out.capture() as captured, mock.patch.object(out, "_width", wide):
+        table(["text"], [[text] for text in texts])
     shown = [line.strip("│").strip() for line in captured.get().splitlines() if line.startswith("│")]
     assert shown == [printable(text).strip() for text in texts]
 
@@ -147,7 +145,7 @@ def test_a_command_prints_hostile_messages_as_they_are(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], text: str
 ) -> None:
     connect_commands(monkeypatch, SimpleNamespace(admin=Admin(text)))
-    monkeypatch.setattr(out, "width", 20_000)
+    monkeypatch.setattr(out, "_width", 20_000)
     result = CliRunner().invoke(cli.cli, list(command))
     assert not result.exception or isinstance(result.exception, SystemExit), repr(result.exception)
     assert unsafe(result.output.replace("\n", "")) == []
@@ -166,7 +164,7 @@ def test_wrong_usage_is_shown_without_control_characters(
     monkeypatch.setattr(sys, "argv", ["raymq", *arguments])
     # Make monkeypatch restore sys.stdout after the test, because the console script replaces it.
     monkeypatch.setattr(sys, "stdout", sys.stdout)
-    monkeypatch.setattr(out, "width", 200)
+    monkeypatch.setattr(out, "_width", 200)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     errors = capsys.readouterr().err

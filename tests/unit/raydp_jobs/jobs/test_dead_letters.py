@@ -194,7 +194,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_command_prints_tables(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out, "width", 200)
+    monkeypatch.setattr(out, "_width", 200)
     text = invoke("billing").output
     assert "no such customer" in text
     assert "2026-03-01T02:00:00.000+00:00" in text

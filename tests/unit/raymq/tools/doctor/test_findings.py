@@ -68,7 +68,7 @@ def test_the_worst_state_is_the_verdict(states, expected):
 
 @pytest.mark.parametrize(("mode", "code", "state"), [(0o600, 0, "ok"), (0o644, 1, "fail")])
 def test_the_command_prints_findings_and_fails_when_one_fails(monkeypatch, mode, code, state):
-    monkeypatch.setattr(out, "width", 200)
+    monkeypatch.setattr(out, "_width", 200)
     machine = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0", token_mode=mode, token_path="/t", shm_bytes=8 << 30)
     snapshot = DoctorSnapshot(machine, cluster_error="none runs", ray_error="none runs")
     monkeypatch.setattr(examination, "take_snapshot", lambda *arguments: snapshot)

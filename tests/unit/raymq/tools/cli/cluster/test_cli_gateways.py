@@ -23,7 +23,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(out, "width", 200)
+    monkeypatch.setattr(out, "_width", 200)
     return lambda *arguments: CliRunner().invoke(cli.cli, list(arguments))
 
 

@@ -21,7 +21,7 @@ from raymq.tools.cli.terminal.output import out
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(out, "width", 200)
+    monkeypatch.setattr(out, "_width", 200)
 
     def invoke(*arguments: str) -> Result:
         return CliRunner().invoke(cli.cli, list(arguments))
