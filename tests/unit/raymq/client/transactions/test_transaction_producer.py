@@ -209,12 +209,17 @@ def question(number: int) -> TransactionCheck:
 @pytest.mark.parametrize("error", [OSError("no database"), SystemExit(3)])
 def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch, caplog, error):
     asked: list[MessageExt] = []
-    rounds = [[question(1), question(2)], [question(2), question(3)]]
+    first_round = [[1, 2]]
 
     class Broker:
+        """Repeats a check in each round until the producer has answered it, as brokers do."""
+
         def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
             assert arguments == ("group", "me")
-            return rounds.pop(0) if method == "take_transaction_checks" and rounds else []
+            if method != "take_transaction_checks":
+                return []
+            numbers = first_round.pop() if first_round else [[], [], [2], [3]][min(len(asked), 3)]
+            return [question(number) for number in numbers]
 
     def check(message: MessageExt) -> State | None:
         asked.append(message)
@@ -225,10 +230,9 @@ def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch,
     monkeypatch.setattr(checks, "CHECK_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(checks, "broker_client", lambda name: Broker())
     make(check, brokers=lambda: ["a"])
-    eventually(lambda: len(asked) >= 4, "all checks")
-    assert [(one.message_id, one.topic, one.queue_id, one.body) for one in asked] == [
-        (f"T{number}", "orders", 2, b"x") for number in (1, 2, 2, 3)
-    ]
+    eventually(lambda: any(one.message_id == "T3" for one in asked), "all checks")
+    assert [one.message_id for one in asked[:3]] == ["T1", "T2", "T2"]
+    assert {(one.topic, one.queue_id, one.body) for one in asked} == {("orders", 2, b"x")}
     eventually(lambda: store.ends, "an end")
     assert "cannot answer the check of transaction T2; the broker repeats the check" in caplog.text
     [end] = store.ends
