@@ -40,7 +40,7 @@ from storage.read.unit_repair import UnitRepair
 from storage.recovery.checkpoint import Checkpoint, read_checkpoint
 from storage.recovery.delivery_rewind import take_back_lost_deliveries
 from storage.recovery.recovery import Recovery
-from storage.recovery.snapshot import SNAPSHOT_FILE, read_snapshot
+from storage.recovery.snapshot import SNAPSHOT_FILE, finish_write, read_snapshot
 from storage.replication.log_chunks import LogChunks
 from storage.replication.mend import HoleMender
 from storage.reports import StoreReports
@@ -122,6 +122,7 @@ class MessageStore:
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self.log = parts.log
         checkpoint = read_checkpoint(root / "checkpoint", parts.damage)
+        finish_write(root / SNAPSHOT_FILE)
         self._recovered = Recovery(parts, checkpoint, read_snapshot(root / SNAPSHOT_FILE, parts.damage)).run()
         take_back_lost_deliveries(parts)
         parts.deliveries.clamp_to_queues(parts.queues.plain)

@@ -7,6 +7,7 @@ On disk
                      "queues": [[topic, queue, next offset]], "producers": [[id, topic, queue, epoch, runs]],
                      "transactions": {"open": [], "ended": [], "ops": []}}
     dedup.bak       the previous snapshot, which recovery uses if `dedup` is damaged
+    dedup.new       the next snapshot, only while it is written. A crash may leave it: see `finish_write`
 
 `end` is a physical offset up to which the log, the queues and this table are consistent and on disk. The record that
 ends at `end` starts at `last`. The log's bytes from `tail` to `end` have the CRC-32 `tail_crc`. `queues` contains the
@@ -98,9 +99,35 @@ def previous_snapshot(path: Path) -> Path:
     return path.with_name(f"{path.name}.bak")
 
 
+def _next_snapshot(path: Path) -> Path:
+    """Return the path at which the next snapshot is written, before it replaces the snapshot at `path`."""
+    return path.with_name(f"{path.name}.new")
+
+
+def finish_write(path: Path) -> None:
+    """Finish the write of a snapshot that a crash has interrupted. Called before the snapshot is read.
+
+    A crash between the two renames of `write_snapshot` leaves the newest snapshot under the name of the next one, and
+    it gets its own name here. Any other next snapshot is removed. On return the change is on disk.
+    """
+    following = _next_snapshot(path)
+    try:
+        is_whole = _checked_text(following) is not None
+    except ValueError:
+        is_whole = False
+    if is_whole and not path.exists():
+        disk.rename(following, path)
+    elif following.exists():
+        disk.unlink(following)
+    else:
+        return
+    disk.sync_directory(path.parent)
+
+
 def drop_snapshots(path: Path, after: int, damage: DamageNotes) -> None:
     """Remove the snapshots of the log beyond the physical offset `after`, because the log is cut there. Removes the
     snapshot at `path` and the previous one only if they reach beyond the offset. On return the removal is on disk."""
+    disk.unlink(_next_snapshot(path))  # a failed write leaves it
     for file in (previous_snapshot(path), path):
         try:
             text = _checked_text(file)
@@ -135,12 +162,20 @@ def _parse(text: bytes) -> Snapshot:
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Replace the snapshot file at `path`, and keep the previous snapshot as `.bak`. On return the new file is on disk.
-    A damaged file is kept under another name."""
+    A damaged file is kept under another name.
+
+    The new file is whole and on disk before the old one loses its name. So a crash leaves a newest snapshot at each
+    moment: without one, recovery may not learn the producers that have been idle for long. An OSError of the write
+    leaves the old snapshot.
+    """
+    values = {name: getattr(snapshot, name) for name in _NAMES}
+    text = json.dumps(values, separators=(",", ":")).encode()
+    following = _next_snapshot(path)
+    disk.write_file(following, b"%08x\n" % crc32(text) + text)
     try:
         if _checked_text(path) is not None:
             disk.rename(path, previous_snapshot(path))
     except ValueError:
         keep_damaged(path)
-    values = {name: getattr(snapshot, name) for name in _NAMES}
-    text = json.dumps(values, separators=(",", ":")).encode()
-    disk.replace_file(path, b"%08x\n" % crc32(text) + text)
+    disk.rename(following, path)
+    disk.sync_directory(path.parent)

@@ -4,16 +4,20 @@ result is also right after a restart, a crash, a failover, and retention."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raymq.common.errors import ClientStateError
+from storage.files import disk
 from storage.message_store import MessageStore
 from tests.support.stores.stores import killed_copy, make_batch, open_store
 
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
+SMALL_FILES = {"mapped_file_size_commit_log_bytes": 8192}
 QUEUES = [("orders", 0), ("orders", 1), ("orders", 7), ("nowhere", 0)]
 
 
@@ -93,3 +97,45 @@ def test_a_producer_that_was_forgotten_has_none(tmp_path):
     store.close()
     shutil.rmtree(tmp_path / "small")
     assert not Path(tmp_path / "small").exists()
+
+
+DISK_CALLS = ("open_file", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
+
+
+def test_a_crash_while_the_snapshot_is_replaced_forgets_no_idle_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copy the store before each disk call that replaces the snapshot, as a crash at this moment leaves it. In each
+    copy the store knows the producer whose records are only in old log files."""
+    root, copies, clock_ms = tmp_path / "store", tmp_path / "copies", [1_700_000_000_000]
+    store = open_store(root, clock_ms=lambda: clock_ms[0], **SMALL_FILES)
+    fill(store)
+    store._checkpoints.rewrite()
+    for first in range(0, 200, 10):
+        # The checkpoint follows by seconds. So a recovery without a snapshot reads the newest log files only.
+        clock_ms[0] += 10_000
+        store.append([make_batch([b"z" * 100] * 10, queue_id=2, producer=("busy", 0, first))])
+    store._checkpoints.flush_queues(thorough=True)
+    assert len(list((root / "commitlog").iterdir())) > 4
+    copies.mkdir()
+    with monkeypatch.context() as patch:
+        for name in DISK_CALLS:
+            patch.setattr(disk, name, copying_before(getattr(disk, name), root, copies))
+        store._checkpoints.rewrite()
+    store.close()
+    assert len(list(copies.iterdir())) > 5
+    for copy in sorted(copies.iterdir()):
+        opened = open_store(copy, **SMALL_FILES)
+        assert opened.queues.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0], copy
+        assert not (copy / "dedup.new").exists()
+        opened.close()
+
+
+def copying_before(call: Callable[..., Any], root: Path, copies: Path) -> Callable[..., Any]:
+    """Return a function that copies the directory `root` into a new directory in `copies`, and then does `call`."""
+
+    def copying(*arguments: Any, **options: Any) -> Any:
+        killed_copy(root, copies / f"{len(list(copies.iterdir())):03}")
+        return call(*arguments, **options)
+
+    return copying
