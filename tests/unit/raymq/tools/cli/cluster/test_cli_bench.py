@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools import cli
 from raymq.tools.bench import surroundings
+from raymq.tools.cli.terminal.output import out
 from tests.support.clients.fakes import connect_commands
 from tests.unit.raymq.tools.bench.fakes import FakeCluster
 
@@ -23,11 +24,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     made.root = str(tmp_path)
     monkeypatch.setattr(surroundings, "DISK_BYTES", 1 << 20)
     connect_commands(monkeypatch, made)
+    monkeypatch.setattr(out, "_width", 200)
     return made
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(cli.cli, ["bench", *words], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli.cli, ["bench", *words])
 
 
 def test_bench_prints_one_table_and_the_surroundings(cluster: FakeCluster, tmp_path: Path) -> None:
