@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 @click.option(
     "--rate",
     type=RateType(),
-    help="Messages per second of all producers, for single sends and delays. Default: no pause between single sends, "
-    "and 1000 for delays.",
+    help="Messages per second of all producers, for single sends and delays. Default: no pause between single sends; "
+    "for delays half of the rate that these reached, at most 1000.",
 )
 def bench(
     client: Client,
