@@ -66,15 +66,23 @@ async def in_time(call: CallContext, what: str, work: Awaitable[T]) -> T:
 
     `what`: the work's name in the error.
     """
-    left_s = answer_left_s(call)
-    ends = asyncio.timeout(left_s)
+    return await within(answer_left_s(call), what, work)
+
+
+async def within(timeout_s: float | None, what: str, work: Awaitable[T]) -> T:
+    """Return the result of `work`, which is cancelled after `timeout_s`; None means no limit. Raises
+    RequestTimeoutError then. A TimeoutError of `work` itself is raised unchanged.
+
+    `what`: the work's name in the error.
+    """
+    ends = asyncio.timeout(timeout_s)
     try:
         async with ends:
             return await work
     except TimeoutError:
         if not ends.expired():
             raise
-        raise RequestTimeoutError(what, max(0.0, left_s)) from None
+        raise RequestTimeoutError(what, max(0.0, timeout_s or 0.0)) from None
 
 
 def answered(

@@ -98,7 +98,8 @@ class BrokersGroupSettings:
         return persist_until(time.monotonic() + GROUP_PATIENCE_S, lambda left_s: self._first_answer(group, left_s))
 
     def _first_answer(self, group: str, timeout_s: float) -> GroupConfig:
-        """Ask one broker after another, the ones that did not answer lately last."""
+        """Ask one broker after another, and return the first answer. Brokers that have just failed to answer are asked
+        last."""
         deadline_s, now_s = time.monotonic() + timeout_s, self._clock()
         missing: GroupNotExistError | None = None
         failure: RaymqError = ServiceNotAvailableError("no broker is registered at the NameServer; see `raymq status`")

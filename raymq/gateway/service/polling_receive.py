@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from raymq.client.consumer.simple.pop_steps import Place
 from raymq.client.consumer.simple.received_message import ReceivedMessage
 from raymq.client.consumer.subscription import Subscription
-from raymq.common.errors import RaymqError, RequestTimeoutError
+from raymq.common.errors import RaymqError
 from raymq.common.protocol.pop import LeasePart
 from raymq.common.retry import Backoff
 from raymq.gateway.convert.leases import LeaseTerms
+from raymq.gateway.service.answers import within
 
 logger = logging.getLogger(__name__)
 
@@ -118,14 +119,8 @@ class PollingReceive:
     async def _look(self, broker: str, timeout_s: float | None) -> list[ReceivedMessage]:
         """Receive messages that a broker group has now. Raises RequestTimeoutError after `timeout_s`; the
         messages of a later answer are given back."""
-        ends = asyncio.timeout(timeout_s)
-        try:
-            async with ends:
-                return await self._receive(broker, 0.0, self.attempt_id)
-        except TimeoutError:
-            if not ends.expired():
-                raise
-            raise RequestTimeoutError(f"a receive at broker group {broker!r}", timeout_s or 0.0) from None
+        look = self._receive(broker, 0.0, self.attempt_id)
+        return await within(timeout_s, f"a receive at broker group {broker!r}", look)
 
     async def _wait_at_all(self, deadline_s: float, later: Later) -> list[ReceivedMessage]:
         """Wait at all broker groups at the same time, for the first that has messages."""
